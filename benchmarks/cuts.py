@@ -101,11 +101,11 @@ async def main() -> None:
     """Measure and print."""
     arguments = [int(word) for word in sys.argv[1:]]
     messages = arguments[0] if arguments else 10_000_000
-    found = await run(messages, arguments[1] if len(arguments) > 1 else 1_000)
-    lost = found["sent"] - found["handled"]
-    emit("cuts/lost", lost, "messages", **found)
-    emit("cuts/missed_or_again", found["missed"] + found["again"], "messages")
-    emit("cuts/rate", found["sent"] / found["seconds"], "msg/s")
+    counts = await run(messages, arguments[1] if len(arguments) > 1 else 1_000)
+    lost = counts["sent"] - counts["handled"]
+    emit("cuts/lost", lost, "messages", **counts)
+    emit("cuts/missed_or_again", counts["missed"] + counts["again"], "messages")
+    emit("cuts/rate", counts["sent"] / counts["seconds"], "msg/s")
 
 
 if __name__ == "__main__":

@@ -130,13 +130,13 @@ async def asks() -> None:
     """Compare `least-busy` and `round-robin` beside a slow node."""
     async with cluster(PAUSES_MS) as client:
         await settled(client, len(PAUSES_MS))
-        found: dict[str, list[float]] = {"least-busy": [], "round-robin": []}
+        waits: dict[str, list[float]] = {"least-busy": [], "round-robin": []}
         for _ in range(RUNS):
-            for router, runs in found.items():
+            for router, runs in waits.items():
                 runs.append(await p99(client, router))
-        for router, runs in found.items():
+        for router, runs in waits.items():
             emit("instances/ask p99", median(runs), "ms", router=router, pauses_ms=PAUSES_MS)
-        pairs = [a / b for a, b in zip(*found.values(), strict=True)]
+        pairs = [a / b for a, b in zip(*waits.values(), strict=True)]
         emit("instances/ask p99 ratio", median(pairs), "x", pairs=[round(p, 3) for p in pairs])
 
 

@@ -41,11 +41,11 @@ async def ask_for_a_minute(cluster: TestCluster) -> int:
     answers = 0
     refs = [cluster.client().ref(Counter, f"c{number}") for number in range(ENTITIES)]
     for _ in range(SECONDS):
-        found = await asyncio.gather(*(ref.add() for ref in refs), return_exceptions=True)
-        for one in found:
-            if isinstance(one, BaseException) and not isinstance(one, NodeLost):
-                raise one
-        answers += sum(isinstance(one, int) for one in found)
+        outcomes = await asyncio.gather(*(ref.add() for ref in refs), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, NodeLost):
+                raise outcome
+        answers += sum(isinstance(outcome, int) for outcome in outcomes)
         await asyncio.sleep(1.0)
     return answers
 

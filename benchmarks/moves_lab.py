@@ -162,10 +162,10 @@ class Lab:
 
     def counts(self, what: str) -> dict[str, int]:
         """Address to the `shards` or `entities` there, of every node that is asked and answers."""
-        found: defaultdict[str, int] = defaultdict(int)
+        totals: defaultdict[str, int] = defaultdict(int)
         for row in self.nodes[0].page("/v1/nodes").get("nodes", []):
-            found[row["address"]] = row[what].get("thing", 0)
-        return found
+            totals[row["address"]] = row[what].get("thing", 0)
+        return totals
 
     def even(self) -> bool:
         """Every node has as many shards as every other, give or take one, and none is missing."""

@@ -123,8 +123,8 @@ async def main() -> None:
     slices = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 2.0
     for kind in sys.argv[3:] or KINDS:
-        found = await run(kind, slices, seconds)
-        emit("neighbours/p99_ratio", found["ratio"], "", **found)
+        report = await run(kind, slices, seconds)
+        emit("neighbours/p99_ratio", report["ratio"], "", **report)
 
 
 if __name__ == "__main__":

@@ -65,8 +65,8 @@ class Node:
         ]
         for seed in seeds:
             arguments += ["--seed", seed]
-        own = (STAYS_DOWN, f"security.insecure={str(machine is not None).lower()}")
-        for assignment in (*own, *settings):
+        flags = (STAYS_DOWN, f"security.insecure={str(machine is not None).lower()}")
+        for assignment in (*flags, *settings):
             arguments += ["--set", assignment]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("SHARDBUS_")}
         root = Path(__file__).parent.parent

@@ -62,7 +62,7 @@ class Row:
 
 def read(ours: Iterable[str], measured: Iterable[str]) -> list[Row]:
     """Return the rows, ours first, from lines of JSON. Our rows need the lines of the baselines."""
-    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    figures: dict[tuple[str, str], list[float]] = defaultdict(list)
     rows = {OURS: Row(OURS, "**shardbus**, Python", "entities")}
     places = {OURS: "here"}
     for session, text in [*(("here", line) for line in ours), *(("", line) for line in measured)]:
@@ -70,17 +70,17 @@ def read(ours: Iterable[str], measured: Iterable[str]) -> list[Row]:
         who, _, metric = _name(line).rpartition("/")
         session = session or line["session"]
         if who in (OURS, *BASELINES.values()):
-            found[session + who, metric].append(line["value"])
+            figures[session + who, metric].append(line["value"])
         elif "what" in line:
             row = rows.setdefault(who, Row(who, line["what"], line["kind"]))
             places[who] = session
             row.values[metric] = line["value"]
     rows[OURS].values = {
-        metric: median(values) for (who, metric), values in found.items() if who == "here" + OURS
+        metric: median(values) for (who, metric), values in figures.items() if who == "here" + OURS
     }
     for row in rows.values():
         for metric, baseline in BASELINES.items():
-            raw = found.get((places[row.name] + baseline, metric))
+            raw = figures.get((places[row.name] + baseline, metric))
             if raw and metric in row.values:
                 row.ratios[metric] = row.values[metric] / median(raw)
     return list(rows.values())
@@ -116,9 +116,9 @@ def _cell(row: Row, metric: str) -> str:
 
 def put_into(page: str, text: str, begin: str = BEGIN, end: str = END) -> str:
     """Return the page with the text between two marks."""
-    before, found, rest = page.partition(begin)
+    before, present, rest = page.partition(begin)
     _, also, after = rest.partition(end)
-    if not found or not also:
+    if not present or not also:
         raise ValueError(f"the page has no {begin} and {end}")
     return f"{before}{begin}\n\n{text}\n\n{end}{after}"
 

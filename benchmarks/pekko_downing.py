@@ -56,7 +56,7 @@ class Fault:
 
     def parts(self) -> list[frozenset[int]]:
         """Return the members that gossip connects."""
-        left, found = set(range(self.count)), []
+        left, parts_of = set(range(self.count)), []
         while left:
             part, todo = set[int](), [min(left)]
             while todo:
@@ -64,8 +64,8 @@ class Fault:
                 part.add(here)
                 todo += [n for n in left - part if _pair(n, here) not in self.silent]
             left -= part
-            found.append(frozenset(part))
-        return found
+            parts_of.append(frozenset(part))
+        return parts_of
 
     def known(self, part: frozenset[int]) -> list[Pair]:
         """Return the flags in the picture of this part: the flags of its members."""

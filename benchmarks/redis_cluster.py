@@ -50,8 +50,8 @@ class Masters:
                 for n, at in enumerate(self.at)
             ]
         if name == "EVALSHA":
-            known = {VERSION.sha: b"2", PROBE.sha: [b"mark", b"id", b"0"], SAVE_STATES.sha: []}
-            return known[args[0]]
+            answers = {VERSION.sha: b"2", PROBE.sha: [b"mark", b"id", b"0"], SAVE_STATES.sha: []}
+            return answers[args[0]]
         return {"run_id": "id", "role": "master"} if name == "INFO" else None
 
 

@@ -55,13 +55,13 @@ Lines = dict[tuple[str, object], list[float]]
 
 def read(texts: Iterable[str]) -> Lines:
     """Return values by name, and by the variable of a series: payload, entities or nodes."""
-    found: Lines = {}
+    lines: Lines = {}
     for text in texts:
         line = json.loads(text)
         facts = line["parameters"] if line["name"].startswith(SERIES) else {}
         over = next((facts[key] for key in ("payload", "entities", "nodes") if key in facts), None)
-        found.setdefault((line["name"], over), []).append(line["value"])
-    return found
+        lines.setdefault((line["name"], over), []).append(line["value"])
+    return lines
 
 
 def number(lines: Lines, name: str, over: object = None, unit: str = "") -> str:

@@ -36,10 +36,15 @@ async def main() -> None:
                     reader.cancel()
                     with contextlib.suppress(asyncio.CancelledError):
                         await reader
-        for read, found in costs.items():
+        for read, figures in costs.items():
             name = f"scraped/{'read' if read else 'unread'}"
-            emit(name, median(c.rate for c in found), "msg/s", runs=[round(c.rate) for c in found])
-            emit(f"{name}_host_cpu", median(c.host for c in found), "us")
+            emit(
+                name,
+                median(c.rate for c in figures),
+                "msg/s",
+                runs=[round(c.rate) for c in figures],
+            )
+            emit(f"{name}_host_cpu", median(c.host for c in figures), "us")
         pairs = list(zip(costs[True], costs[False], strict=True))
         less = [1 - read.rate / unread.rate for read, unread in pairs]
         more = [read.host / unread.host - 1 for read, unread in pairs]

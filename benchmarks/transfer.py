@@ -87,8 +87,8 @@ async def fill(url: str, count: int) -> None:
     for first in range(0, count, BATCH):
         ids = [f"cart-{n:07}" for n in range(first, min(first + BATCH, count))]
         saves = [
-            Save("cart", shard_of(one, SHARDS), one, 0, data, first + n + 1)
-            for n, one in enumerate(ids)
+            Save("cart", shard_of(entity_id, SHARDS), entity_id, 0, data, first + n + 1)
+            for n, entity_id in enumerate(ids)
         ]
         assert set(await store.save_states(saves)) == {None}
     await store.close()
@@ -144,14 +144,14 @@ def states(file: Path) -> set[tuple[str, str]]:
 
 def say(what: str, count: int, done: Ended, shown: bool) -> None:
     """Print the rate and the memory of a command."""
-    given = {"states": count}
-    emit(f"{what}: largest size of the command", done.most / 2**20, "MiB", **given)
+    parameters = {"states": count}
+    emit(f"{what}: largest size of the command", done.most / 2**20, "MiB", **parameters)
     if shown:
-        emit(f"{what}: states", count / done.seconds, "1/s", **given)
+        emit(f"{what}: states", count / done.seconds, "1/s", **parameters)
 
 
 if __name__ == "__main__":
-    wanted = int(sys.argv[1]) if len(sys.argv) > 1 else STATES
-    for number in (FEW, wanted):
+    states = int(sys.argv[1]) if len(sys.argv) > 1 else STATES
+    for number in (FEW, states):
         with tempfile.TemporaryDirectory() as made:
-            asyncio.run(measure(number, Path(made), shown=number == wanted))
+            asyncio.run(measure(number, Path(made), shown=number == states))

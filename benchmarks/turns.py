@@ -87,12 +87,12 @@ async def compare(
     base: dict[str, list[float]] = {}
     for number in range(pairs):
         at = number % len(sides)
-        found: dict[Product, dict[str, float]] = {}
+        figures: dict[Product, dict[str, float]] = {}
         for side in sides[at:] + sides[:at]:
             async with running(side, beside):
-                found[side] = await slice_of(side, work, amount)
+                figures[side] = await slice_of(side, work, amount)
         for what in ("rate", "node", "client"):
-            first, *others, last = (found[side][what] for side in sides)
+            first, *others, last = (figures[side][what] for side in sides)
             of = (first + last) / 2
             base.setdefault(what, []).append(of)
             ratios.setdefault(f"off/{work}_{what}", []).append(last / first)

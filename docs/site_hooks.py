@@ -85,7 +85,7 @@ def repository_path(page: str) -> str:
 
 def for_site(text: str, page: str) -> str:
     """Return a page's text with diagrams as tables and with links as the site needs them."""
-    text = DIAGRAM.sub(lambda found: table_of_arrows(found["arrows"]), text)
+    text = DIAGRAM.sub(lambda match: table_of_arrows(match["arrows"]), text)
     parts = CODE.split(text)
     parts[::2] = [LINK.sub(lambda link: relinked(link, page), part) for part in parts[::2]]
     return "".join(parts)
@@ -122,15 +122,15 @@ def search_of(page: str) -> dict[str, object]:
 
 def wrong_in_index(index: dict[str, Any]) -> list[str]:
     """Return the differences of a built search index from `SEARCH`."""
-    found: dict[str, set[float]] = {}
+    wrongs: dict[str, set[float]] = {}
     for entry in index["docs"]:
         page = entry["location"].partition("#")[0].removesuffix(".html") + ".md"
-        found.setdefault(page, set()).add(entry.get("boost", 1))
-    weights = {page: SEARCH.get(page, 1) for page in {*found, *SEARCH}}
+        wrongs.setdefault(page, set()).add(entry.get("boost", 1))
+    weights = {page: SEARCH.get(page, 1) for page in {*wrongs, *SEARCH}}
     return sorted(
-        f"{page} has weight {sorted(found.get(page, {0}))}, not {weight}"
+        f"{page} has weight {sorted(wrongs.get(page, {0}))}, not {weight}"
         for page, weight in weights.items()
-        if found.get(page, {0}) != {weight}
+        if wrongs.get(page, {0}) != {weight}
     )
 
 
@@ -144,9 +144,9 @@ def on_files(files: Any, config: Any) -> Any:
     from mkdocs.structure.files import File
 
     for name, place in SITE_PAGES.items():
-        found = files.get_file_from_path(name.removeprefix("docs/")) if "/" in name else None
-        if found is not None:
-            files.remove(found)
+        file = files.get_file_from_path(name.removeprefix("docs/")) if "/" in name else None
+        if file is not None:
+            files.remove(file)
         text = (ROOT / name).read_text(encoding="utf-8")
         files.append(File.generated(config, place, content=text))
     return files
@@ -165,8 +165,8 @@ def on_post_build(config: Any) -> None:
 
     site = Path(config["site_dir"])
     for path in sorted(site.rglob("*.html")):
-        if found := loaded_from_elsewhere(path.read_text(encoding="utf-8")):
-            raise PluginError(f"{path.relative_to(site)} loads from elsewhere: {found[0]}")
+        if foreign := loaded_from_elsewhere(path.read_text(encoding="utf-8")):
+            raise PluginError(f"{path.relative_to(site)} loads from elsewhere: {foreign[0]}")
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     if wrong := wrong_in_index(index):
         raise PluginError(f"the search differs from SEARCH: {', '.join(wrong)}")

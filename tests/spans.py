@@ -43,8 +43,8 @@ class Spans:
         return [span for span in self.all if span.name == name]
 
     def one(self, name: str) -> ReadableSpan:
-        [found] = self.named(name)
-        return found
+        [span] = self.named(name)
+        return span
 
     @contextmanager
     def root(self, name: str = "request") -> Iterator[None]:

@@ -45,10 +45,10 @@ def fail_when_idle(loop: Any) -> None:
     select = loop._selector.select
 
     def watched(timeout: float | None = None) -> Any:
-        found = select(IDLE_S if timeout is None else timeout)
-        if timeout is None and not found:
+        events = select(IDLE_S if timeout is None else timeout)
+        if timeout is None and not events:
             loop._selector.select = select
             raise AssertionError("the test waits for something that nothing is going to do")
-        return found
+        return events
 
     loop._selector.select = watched

@@ -176,11 +176,11 @@ async def run(store: str, rate: float, folder: Path) -> bool:
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     loop.add_signal_handler(signal.SIGTERM, task.cancel)
-    own = store in ("", INSIDE)
+    is_external = store in ("", INSIDE)
     nodes = Nodes(folder, store or f"sqlite:///{folder}/flights.db", CLUSTER)
     try:
         async with asyncio.timeout(WHOLE_DEMO_S):
-            return await Demo(Screen(), nodes, list(read()), rate, own_store=own).run()
+            return await Demo(Screen(), nodes, list(read()), rate, own_store=is_external).run()
     finally:
         await nodes.kill()
 
@@ -201,11 +201,11 @@ def main() -> int:
         help="URL of a store, cluster:// for one of the nodes; a SQLite file by default",
     )
     parser.add_argument("--rate", type=float, default=RATE, help="rows per second, 0: no limit")
-    given = parser.parse_args()
+    options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="flights-demo-"))
     equal = False
     try:
-        equal = asyncio.run(run(given.store, given.rate, folder))
+        equal = asyncio.run(run(options.store, options.rate, folder))
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("demo: interrupted", file=sys.stderr)
     except Exception as failed:

@@ -125,10 +125,10 @@ async def test_rates_quantiles_and_attention(windows: Windows, fleet: Served) ->
     }
     made = """((r) => ({...r, byNode: [...r.byNode], timesByNode: [...r.timesByNode],
         byType: [...r.byType], drops: [...r.drops]}))(m.rates(a, b, c))"""
-    found = await m(made, before, after, 2.0)
-    assert (found["received"], found["byNode"]) == (25, [["a", 25], ["b", 0]])
-    assert (found["drops"], found["dropped"]) == ([["cart\nexpired", 4]], 2)
-    assert (found["storeCalls"], found["storeErrors"]) == (10, 1)
+    rates = await m(made, before, after, 2.0)
+    assert (rates["received"], rates["byNode"]) == (25, [["a", 25], ["b", 0]])
+    assert (rates["drops"], rates["dropped"]) == ([["cart\nexpired", 4]], 2)
+    assert (rates["storeCalls"], rates["storeErrors"]) == (10, 1)
     assert (await m(made, None, after, 2.0))["received"] == 0
     for part, bound in ((0.5, 0.01), (0.9, 0.1), (0.99, None)):
         found_bound = await m("m.quantile([0, 5, 4, 1], [0.001, 0.01, 0.1], a)", part)
@@ -213,11 +213,11 @@ async def test_maps_differ_by_moves_and_keep_what_lost_its_home(
         });
         return {ok, lanes: p.lanes.map((l) => [l.node, l.items.length]), cell: p.cell};
     })(m.nextMap(null, a))"""
-    found = await m(placed, a_map([n % 2 for n in range(300)], "1"), ["a:1#0", "b:1#0", "c:1#0"])
-    assert found["ok"]
-    assert found["lanes"] == [["a:1#0", 150], ["b:1#0", 150], ["c:1#0", 0]]
+    moves = await m(placed, a_map([n % 2 for n in range(300)], "1"), ["a:1#0", "b:1#0", "c:1#0"])
+    assert moves["ok"]
+    assert moves["lanes"] == [["a:1#0", 150], ["b:1#0", 150], ["c:1#0", 0]]
     small = await m(placed, a_map([0, 1], "1"), ["a:1#0", "b:1#0"])
-    assert small["cell"] > found["cell"]
+    assert small["cell"] > moves["cell"]
 
     # Keys lead through every shard, and back.
     walk = """((n) => {
@@ -259,15 +259,15 @@ async def test_plots_show_the_hour_of_the_nodes_and_behind_it_what_the_page_has_
         "rows": [[3590, 5, 0.5, 10, 1], [10, 7, 0, 0, 0]],
     }
     hour = await m("m.hourOf(a, 5e6)", answer)
-    assert [(one["at"], one["received"]) for one in hour] == [(1_410_000, 5), (4_990_000, 7)]
-    assert [(one["handled"], one["store"]) for one in hour] == [(0.5, 0.1), (None, None)]
-    own = [{"at": 4_989_000}, {"at": 4_992_000}]
-    assert await m("m.joined(a, b).map((p) => p.at)", hour, own) == [
+    assert [(step["at"], step["received"]) for step in hour] == [(1_410_000, 5), (4_990_000, 7)]
+    assert [(step["handled"], step["store"]) for step in hour] == [(0.5, 0.1), (None, None)]
+    opened_at = [{"at": 4_989_000}, {"at": 4_992_000}]
+    assert await m("m.joined(a, b).map((p) => p.at)", hour, opened_at) == [
         1_410_000,
         4_990_000,
         4_992_000,
     ]
-    assert await m("m.joined([], a)", own) == own
+    assert await m("m.joined([], a)", opened_at) == opened_at
     ended = [{"node": f"10.0.0.{n}:7355#beef", "ago": 60.0 - n} for n in range(8)]
     line = await m("m.endedNodes(a, 5e6)", {"ended": ended})
     assert line.startswith("With the part of 10.0.0.7:7355, which ended at ")
@@ -316,8 +316,8 @@ async def test_earlier_events_are_told_once_and_by_the_clock_of_the_page(
         event(40, "MemberUp", node="late"),
     ]
     opened = await m("Date.parse(a) + 5000", "2026-01-02T03:04:30.000+00:00")
-    found = await m("m.earlierEvents(a, b, 5000)", rows, opened)
-    assert [(one["text"], opened - one["at"]) for one in found] == [
+    events = await m("m.earlierEvents(a, b, 5000)", rows, opened)
+    assert [(row["text"], opened - row["at"]) for row in events] == [
         ("MemberUp a:1#1", 10_000),
         ("MemberUp a:1#1", 23_000),
         ("MemberUp b:1#1", 24_000),

@@ -56,14 +56,14 @@ async def text_of(page: Any, place: str) -> str:
     return str(await page.locator(place).inner_text())
 
 
-async def shows(page: Any, place: str, wanted: str) -> None:
+async def shows(page: Any, place: str, text: str) -> None:
     """Wait until an element shows a text."""
 
     async def seen() -> bool:
-        found = page.locator(place)
-        return await found.count() > 0 and wanted in " ".join(await found.all_inner_texts())
+        element = page.locator(place)
+        return await element.count() > 0 and text in " ".join(await element.all_inner_texts())
 
-    await until(seen, f"{wanted!r} in {place}")
+    await until(seen, f"{text!r} in {place}")
 
 
 async def live(page: Any) -> None:

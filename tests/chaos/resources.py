@@ -42,12 +42,12 @@ ALLOWANCE = Use(descriptors=40, threads=8, mib=40, tasks=300)
 
 def exceeded(samples: Sequence[Sample]) -> list[str]:
     """Return the ceilings that a process exceeded, and the resources that grew."""
-    found, peak = [], peaks(samples)
+    grown, peak = [], peaks(samples)
     for name, high, most in zip(Use._fields, peak, CEILING, strict=True):
         if high > most:
-            found.append(f"{high} {name}, at most {most}")
+            grown.append(f"{high} {name}, at most {most}")
     if len(samples) < 6 or samples[-1].at - samples[0].at < AGE_S:
-        return found
+        return grown
     third = (samples[-1].at - samples[0].at) / 3
     middle = [s.use for s in samples if third <= s.at - samples[0].at < 2 * third]
     last = [s.use for s in samples if s.at - samples[0].at >= 2 * third]
@@ -55,8 +55,8 @@ def exceeded(samples: Sequence[Sample]) -> list[str]:
         for at, name in enumerate(Use._fields):
             before, after = median(u[at] for u in middle), median(u[at] for u in last)
             if after - before > ALLOWANCE[at]:
-                found.append(f"{name} grew from {before:g} to {after:g}")
-    return found
+                grown.append(f"{name} grew from {before:g} to {after:g}")
+    return grown
 
 
 def peaks(samples: Sequence[Sample]) -> Use:

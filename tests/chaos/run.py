@@ -258,9 +258,9 @@ class Chaos:
             await self._return_ended()
             nodes = [self._nodes[place] for place in range(PLACES)]
             pages = await asyncio.gather(*(node.page("/v1/nodes") for node in nodes))
-            wanted = {node.address: "up" for node in nodes}
+            statuses = {node.address: "up" for node in nodes}
             return all(
-                page and {row["address"]: row["status"] for row in page["nodes"]} == wanted
+                page and {row["address"]: row["status"] for row in page["nodes"]} == statuses
                 for page in pages
             )
 
@@ -398,8 +398,8 @@ class Chaos:
                 if code:
                     return False
                 rows = json.loads(text)["nodes"]
-                known = [key.fingerprint for key in keys]
-                return len(rows) == PLACES and all(row["keys"] == known for row in rows)
+                fingerprints = [key.fingerprint for key in keys]
+                return len(rows) == PLACES and all(row["keys"] == fingerprints for row in rows)
 
             await until(reloaded, "the secret at every node")
             return
@@ -485,8 +485,8 @@ class Chaos:
             "of": tells.rounds * PAGES,
             **{f"asks {outcome}": count for outcome, count in sorted(outcomes.items())},
             "longest ask s": round(asks.longest, 1),
-            "saves answered": sum(len(one.answers) for one in saves),
-            "saves in doubt": sum(one.doubts for one in saves),
+            "saves answered": sum(len(sender.answers) for sender in saves),
+            "saves in doubt": sum(sender.doubts for sender in saves),
             "failovers that may lose saves": len(self._gaps),
             **{f"most {name}": value for name, value in peak._asdict().items()},
         }

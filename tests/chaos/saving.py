@@ -95,11 +95,11 @@ class Savers:
         while not self._ends:
             await self._open.wait()
             self._busy += 1
-            asked = time.monotonic()
+            asked_at = time.monotonic()
             try:
                 async with asyncio.timeout(ASK_S):
                     total = await account.add(1)
-                kept.answers.append(Answer(total, asked, time.monotonic()))
+                kept.answers.append(Answer(total, asked_at, time.monotonic()))
             except (RequestError, TimeoutError):
                 kept.doubts += 1
             finally:

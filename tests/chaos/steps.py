@@ -157,6 +157,6 @@ def _draw(dice: Random, number: int, kind: Kind) -> Step:
     )
 
 
-def not_done(counts: Counter[Kind], wanted: frozenset[Kind] = frozenset(Kind)) -> list[Kind]:
+def not_done(counts: Counter[Kind], kinds: frozenset[Kind] = frozenset(Kind)) -> list[Kind]:
     """Return the kinds, of those that the run's store can do, of which it had no step."""
-    return [kind for kind in Kind if kind in wanted and not counts[kind]]
+    return [kind for kind in Kind if kind in kinds and not counts[kind]]

@@ -51,25 +51,25 @@ class Verdict:
 
 def overlaps(spans: Mapping[int, Mapping[int, list[int]]]) -> list[int]:
     """Return the pages of which an activation has a record after a later one's first."""
-    found = []
+    pairs = []
     for page, activations in spans.items():
         last = 0
         for first, end in sorted(activations.values()):
             if first < last:
-                found.append(page)
+                pairs.append(page)
                 break
             last = max(last, end)
-    return found
+    return pairs
 
 
 def judge_pages(ledger: Ledger) -> list[str]:
     """Return the rules that pages have broken."""
-    found = {
+    wrongs = {
         "reordered": ledger.reordered,
         "repeated": ledger.repeated,
         "overlaps": overlaps(ledger.busy),
     }
-    return [f"{len(all_)} {what}: {all_[:5]}" for what, all_ in found.items() if all_]
+    return [f"{len(all_)} {what}: {all_[:5]}" for what, all_ in wrongs.items() if all_]
 
 
 def judge_asks(ledger: Ledger, outcomes: Mapping[tuple[int, int], str]) -> list[str]:
@@ -106,5 +106,5 @@ def has_traceback(log: str) -> bool:
 
 def tracebacks(logs: Iterable[tuple[str, str]]) -> list[str]:
     """Return the nodes whose logs have a traceback."""
-    found = [name for name, text in logs if has_traceback(text)]
-    return [f"tracebacks of {', '.join(found)}"] if found else []
+    names = [name for name, text in logs if has_traceback(text)]
+    return [f"tracebacks of {', '.join(names)}"] if names else []

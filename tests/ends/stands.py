@@ -350,8 +350,8 @@ class Saving:
     def missing(self) -> str:
         if len(self.events) != len(self.begun):
             return f"outcomes {self.events} of {self.begun}"
-        found = self.store.data.states.get(("t", "a"))
-        data = found.data if found is not None else None
+        row = self.store.data.states.get(("t", "a"))
+        data = row.data if row is not None else None
         possible: set[bytes | None] = {*self.stored[-1:], *self.doubtful}
         if not self.stored:
             possible.add(None)
@@ -444,8 +444,8 @@ class Guarding:
     def missing(self) -> str:
         if len(self.events) != self.begun:
             return f"outcomes {self.events} of {self.begun} calls"
-        found = self.store.data.states.get(("t", "a"))
-        data = found.data if found is not None else None
+        row = self.store.data.states.get(("t", "a"))
+        data = row.data if row is not None else None
         if self.loaded and self.loaded != [data]:
             return f"{self.loaded} was loaded, and then {data!r} is stored"
         return (

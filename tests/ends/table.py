@@ -159,8 +159,8 @@ async def judge(
         await asyncio.sleep(QUIET_S)
     more = "" if stand.events == done else f"after its end: {stand.events[len(done) :]}"
     failed = f"{failed_tasks(loop)} tasks have failed" if failed_tasks(loop) else ""
-    found = "; ".join(filter(None, (missing, stand.left(), more, failed)))
-    return f"{found} (calls: {', '.join(store.calls[:12])})" if found else ""
+    wrongs = "; ".join(filter(None, (missing, stand.left(), more, failed)))
+    return f"{wrongs} (calls: {', '.join(store.calls[:12])})" if wrongs else ""
 
 
 @contextmanager

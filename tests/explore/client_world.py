@@ -165,23 +165,23 @@ class ClientWorld:
 
     def links(self, name: str) -> list[MemoryLink]:
         address = NODES[name].address
-        return [one for one in self.net.links if one.address == address and not one.closed]
+        return [link for link in self.net.links if link.address == address and not link.closed]
 
     # ---- events
 
     def events(self) -> Iterable[str]:
-        found = ["tell x", "ask x", "ask y", "many x", "second", "timeout", "home none"]
+        verbs = ["tell x", "ask x", "ask y", "many x", "second", "timeout", "home none"]
         for name, node in self.nodes.items():
             if not node.lives:
                 continue
-            found += [f"{name} {'lacks' if node.has else 'has'}", f"home {name}", f"die {name}"]
+            verbs += [f"{name} {'lacks' if node.has else 'has'}", f"home {name}", f"die {name}"]
             if not node.leaves:
-                found.append(f"leave {name}")
+                verbs.append(f"leave {name}")
             if links := self.links(name):
-                found.append(f"cut {name}" if links[-1].up else f"restore {name}")
+                verbs.append(f"cut {name}" if links[-1].up else f"restore {name}")
         if self._open():
-            found.append("cancel")
-        return [event for event in found if not self.only or event in self.only]
+            verbs.append("cancel")
+        return [event for event in verbs if not self.only or event in self.only]
 
     def do(self, event: str) -> None:
         match event.split():
@@ -254,10 +254,10 @@ class ClientWorld:
     def _home(self, node: NodeId | None) -> None:
         self.home = node
         self.fence += 1
-        for one in self.nodes.values():
-            if one.lives:
-                for session in list(one.sessions):
-                    self.world.run(one.say_homes, session, map(str, range(SHARDS)))
+        for candidate in self.nodes.values():
+            if candidate.lives:
+                for session in list(candidate.sessions):
+                    self.world.run(candidate.say_homes, session, map(str, range(SHARDS)))
 
     def _say_members(self) -> None:
         for node in self.nodes.values():
@@ -304,7 +304,7 @@ class ClientWorld:
 
     def key(self) -> Hashable:
         regions = self.client._regions
-        known = [
+        homes = [
             (name, region.router.refused is None, region.router.waiting)
             for name, region in regions._by_name.items()
         ]
@@ -319,7 +319,7 @@ class ClientWorld:
         ]
         contact = self.client.contact
         return (
-            str(known), str(routes), str(nodes), self.home, contact, str(regions._guides),
+            str(homes), str(routes), str(nodes), self.home, contact, str(regions._guides),
             len(self._open()), regions.unknown.messages, frozenset(regions._gone_at),
         )  # fmt: skip
 

@@ -151,19 +151,19 @@ class EndpointWorld:
     # ---- events
 
     def events(self) -> Iterable[str]:
-        found = ["second", "silence"]
+        verbs = ["second", "silence"]
         if self.session.lost is None:
-            found += ["tell", "ask", "denied", "cut" if self.link.up else "restore"]
-            found.append("full" if self.link.has_room else "room")
+            verbs += ["tell", "ask", "denied", "cut" if self.link.up else "restore"]
+            verbs.append("full" if self.link.has_room else "room")
             if len(self.nodes) == 1:
-                found.append("die")
-            found.append("gateway")
+                verbs.append("die")
+            verbs.append("gateway")
             if not self.leaving:
-                found.append("leave")
-        found.append("rights less" if self.permissions is CLIENT else "rights more")
+                verbs.append("leave")
+        verbs.append("rights less" if self.permissions is CLIENT else "rights more")
         if any(sink.asked for sink in self.sinks):
-            found.append("answer")
-        return found
+            verbs.append("answer")
+        return verbs
 
     def do(self, event: str) -> None:
         run = self.world.run
@@ -254,13 +254,13 @@ class EndpointWorld:
         self.asked.check()
         for inbound in self.nodes[-1].incoming.by_name.values():
             assert inbound.session.permissions == self.given, "the node keeps former permissions"
-        known: Any = self.nodes[-1].incoming
-        ids = {one.identity: one for one in known.by_name.values()}
-        assert known._by_identity == ids, "the node keeps a former connection"
+        incoming: Any = self.nodes[-1].incoming
+        ids = {session.identity: session for session in incoming.by_name.values()}
+        assert incoming._by_identity == ids, "the node keeps a former connection"
 
     def key(self) -> Hashable:
         session, node = self.session, self.nodes[-1]
-        at = tuple(one.address for one in self.client._outgoing.values())
+        at = tuple(outgoing.address for outgoing in self.client._outgoing.values())
         return (
             at, self.link.up, self.link.has_room, self.permissions.types, self.given.types,
             session.lost is not None, session.link.open,

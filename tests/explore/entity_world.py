@@ -288,19 +288,19 @@ class EntityWorld:
     # ---- events
 
     def events(self) -> Iterable[str]:
-        found = [f"ask {verb}" for verb in VERBS] if self.on else []
-        found += ["wait"]
+        verbs = [f"ask {verb}" for verb in VERBS] if self.on else []
+        verbs += ["wait"]
         if self.keeper.calls:
-            found += ["ok", "unknown", "refused"]
+            verbs += ["ok", "unknown", "refused"]
         if len(self.keeper.calls) > 1:
-            found.append("last ok")
+            verbs.append("last ok")
         if self.work:
-            found.append("work")
+            verbs.append("work")
         if self.on:
-            found += ["unstash", "passivate", "stop", "idle", "change", "change if"]
+            verbs += ["unstash", "passivate", "stop", "idle", "change", "change if"]
         elif self.bench.down:
-            found.append("start")
-        return [event for event in found if not self.only or event in self.only]
+            verbs.append("start")
+        return [event for event in verbs if not self.only or event in self.only]
 
     def do(self, event: str) -> None:
         run, bench = self.world.run, self.bench
@@ -431,8 +431,8 @@ class EntityWorld:
 
     def _check_remembered(self) -> None:
         listed = {i for entry in self.data.remembered.values() for i in entry.entity_ids}
-        for entity_id, wanted in self.wanted.items():
-            if wanted:
+        for entity_id, expected in self.wanted.items():
+            if expected:
                 assert entity_id in listed, f"{entity_id} is forgotten"
                 assert self.bench.entity(entity_id), f"{entity_id} is remembered, and does not run"
 

@@ -112,17 +112,17 @@ class HttpWorld:
         return [wire for wire in self.wires.values() if not wire.closing]
 
     def events(self) -> Iterable[str]:
-        found = ["second", "five"]
+        verbs = ["second", "five"]
         if len(self.wires) < NAMES_MAX:
-            found.append("connect")
+            verbs.append("connect")
         for wire in self.open():
-            found.append(f"{wire.name} leaves")
+            verbs.append(f"{wire.name} leaves")
             if not wire.asked_at and not wire.dripped:
-                found += [f"{wire.name} {verb}" for verb in ("asks", "asks twice", "drips")]
-                found.append(f"{wire.name} follows")
+                verbs += [f"{wire.name} {verb}" for verb in ("asks", "asks twice", "drips")]
+                verbs.append(f"{wire.name} follows")
         if self._answerable():
-            found.append("answered")
-        return found
+            verbs.append("answered")
+        return verbs
 
     def _answerable(self) -> list[tuple[str, Wire]]:
         """Return the requests that are being handled, each with its connection."""

@@ -78,21 +78,21 @@ class LeaseWorld:
         """A call had no answer: the store keeps a lease until it ends."""
 
     def events(self) -> Iterable[str]:
-        found = ["second", "ttl"]
+        verbs = ["second", "ttl"]
         for name, owner in self.owners.items():
             if owner.asleep:
-                found.append(f"{name} wakes")
+                verbs.append(f"{name} wakes")
             else:
-                found += [f"{name} {'drops' if owner.wanted else 'wants'}", f"{name} sleeps"]
+                verbs += [f"{name} {'drops' if owner.wanted else 'wants'}", f"{name} sleeps"]
             if any(answer is None for _, answer in owner.calls):
-                found.append(f"{name} served")
+                verbs.append(f"{name} served")
             if owner.calls:
-                found.append(f"{name} unheard")
+                verbs.append(f"{name} unheard")
                 if owner.calls[0][1] is not None:
-                    found.append(f"{name} answered")
+                    verbs.append(f"{name} answered")
             if owner.stop_at is not None and not owner.asleep:
-                found.append(f"{name} stops")
-        return found
+                verbs.append(f"{name} stops")
+        return verbs
 
     def do(self, event: str) -> None:
         match event.split():
@@ -233,9 +233,11 @@ class LeaseWorld:
             self._turn()
             self._serve()
         working = [owner for owner in self.owners.values() if owner.works]
-        wanted = [owner for owner in self.owners.values() if owner.wanted]
-        assert len(working) == bool(wanted), f"{len(wanted)} want the lease, {len(working)} work"
-        assert wanted or self.store.owner == "" or self.now >= self.store.ends
+        acquiring = [owner for owner in self.owners.values() if owner.wanted]
+        assert len(working) == bool(acquiring), (
+            f"{len(acquiring)} want the lease, {len(working)} work"
+        )
+        assert acquiring or self.store.owner == "" or self.now >= self.store.ends
         for owner in self.owners.values():
             if not owner.wanted:
                 assert owner.machine.names == [], "a lease is kept that its owner does not want"

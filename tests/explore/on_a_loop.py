@@ -22,14 +22,14 @@ class LoopOfWorld:
         self._errors: list[dict[str, Any]] = []
         self.loop = VirtualLoop(self.timeline, self._errors.append)  # type: ignore[abstract]
 
-    def run(self, call: Callable[..., T], *given: Any) -> T:
+    def run(self, call: Callable[..., T], *arguments: Any) -> T:
         """Call a function within the loop, and run the callbacks due at once."""
         results: list[T] = []
         raised: list[BaseException] = []
 
         def turn() -> None:
             try:
-                results.append(call(*given))
+                results.append(call(*arguments))
             except Exception as error:  # it belongs to the caller, not to the loop
                 raised.append(error)
 

@@ -79,7 +79,7 @@ class SessionWorld:
         link = self.link
         if link.over:
             return ()
-        found = [
+        verbs = [
             "tell x",
             "tell y",
             "large x",
@@ -92,20 +92,20 @@ class SessionWorld:
             "close",
             "finish",
         ]
-        found.append("flush")
-        found.append("open" if not link.stands else "break")
+        verbs.append("flush")
+        verbs.append("open" if not link.stands else "break")
         if link.stands:
-            found.append("go" if link.stopped else "stop")
+            verbs.append("go" if link.stopped else "stop")
         if link.a.pipe:
-            found += ["lose", "twice"]
-        found.append("full" if link.a.has_room else "room")
-        found.append("release x" if self.held else "hold x")
-        found.append("resume" if self.paused else "pause")
+            verbs += ["lose", "twice"]
+        verbs.append("full" if link.a.has_room else "room")
+        verbs.append("release x" if self.held else "hold x")
+        verbs.append("resume" if self.paused else "pause")
         if link.b.asked:
-            found.append("answer")
+            verbs.append("answer")
         if self.asked.open():
-            found.append("cancel")
-        return [event for event in found if not self.only or event in self.only]
+            verbs.append("cancel")
+        return [event for event in verbs if not self.only or event in self.only]
 
     def do(self, event: str) -> None:
         link, run = self.link, self.world.run
@@ -271,8 +271,8 @@ class SessionWorld:
             self.asked.handled.add(name)
             before = [n for _, e, n in got if e == entity]
             assert before.count(name) == 1, f"{name} comes twice"
-            wanted = [n for n in self.told[entity] if n in before]
-            assert before == wanted, f"{entity} gets {before}"
+            expected = [n for n in self.told[entity] if n in before]
+            assert before == expected, f"{entity} gets {before}"
         self._seen = len(got)
         for name, left_ms in self.link.b.left_ms[self._timed :]:
             left = self._ends_at[name] - self.world.loop.time()

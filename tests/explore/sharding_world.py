@@ -126,17 +126,17 @@ class ShardingWorld:
         self.said = []
 
     def events(self) -> Iterable[str]:
-        town, found = self.town, ["run", "store"]
+        town, verbs = self.town, ["run", "store"]
         staying = {p.name for p in town.staying()}
         for name in NODES[1:]:
             if name in staying and len(staying) > 2:
-                found += [f"kill {name}", f"leave {name}"]
+                verbs += [f"kill {name}", f"leave {name}"]
             if name in staying and town.place != town.named(name).me:
-                found.append(f"move {name}")
+                verbs.append(f"move {name}")
         for source, target in STALLS:
             if {source, target} <= staying and (source, target) not in self._stalls():
-                found.append(f"stall {source} {target}")
-        return found
+                verbs.append(f"stall {source} {target}")
+        return verbs
 
     def _stalls(self) -> list[tuple[str, str]]:
         return [pair for pair, until in self.stalled.items() if until > self.town.now]

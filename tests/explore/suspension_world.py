@@ -40,10 +40,10 @@ class SuspensionWorld:
         self._update()
 
     def events(self) -> Iterable[str]:
-        found = [f"{name} consents" for name in sorted(self.members)]
-        found += [f"{name} consents late" for name in sorted(self.members)]
-        found += ["d goes" if "d" in self.members else "d joins", "step", "half", "life"]
-        return found
+        verbs = [f"{name} consents" for name in sorted(self.members)]
+        verbs += [f"{name} consents late" for name in sorted(self.members)]
+        verbs += ["d goes" if "d" in self.members else "d joins", "step", "half", "life"]
+        return verbs
 
     def do(self, event: str) -> None:
         match event.split():

@@ -63,8 +63,8 @@ def main() -> int:
         rounds = play_rounds(names, chosen.inputs, seeds, chosen.state, chosen.jobs)
     else:
         rounds = [play(names, chosen.inputs, chosen.seed, chosen.keep)]
-    findings = [finding for one in rounds for finding in one.findings]
-    print(f"{sum(one.inputs for one in rounds):,} inputs, {len(findings)} findings")
+    findings = [finding for round_ in rounds for finding in round_.findings]
+    print(f"{sum(round_.inputs for round_ in rounds):,} inputs, {len(findings)} findings")
     return int(bool(findings))
 
 

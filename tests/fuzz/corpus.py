@@ -22,8 +22,8 @@ def load(target: str) -> list[bytes]:
 
 def add(target: str, inputs: list[bytes], size_max: int = 512) -> int:
     """Add small inputs that are not there yet. Returns how many were added."""
-    known = set(load(target))
-    new = [data for data in dict.fromkeys(inputs) if data not in known and len(data) <= size_max]
+    stored = set(load(target))
+    new = [data for data in dict.fromkeys(inputs) if data not in stored and len(data) <= size_max]
     if new:
         with (FOLDER / f"{target}.hex").open("a", encoding="ascii") as file:
             file.writelines(f"{data.hex()}\n" for data in new if data)

@@ -114,7 +114,7 @@ def _bodies() -> tuple[bytes, ...]:
     membership = batch.MembershipFrame(node, gossip.encode(m.InitNack()))
     refused = batch.RefusedBody("another cluster", False)
     bodies = (hello, welcome, membership, refused)
-    return tuple(bytes((i,)) + batch.encode_body(one) for i, one in enumerate(bodies))
+    return tuple(bytes((i,)) + batch.encode_body(body) for i, body in enumerate(bodies))
 
 
 _BODIES: tuple[Callable[[bytes], object], ...] = (
@@ -133,9 +133,9 @@ def _body(data: bytes) -> None:
 _TAGS = tuple(CLASSES)
 
 
-def _plain(wanted: Any, depth: int = 0) -> Any:
+def _plain(declared: Any, depth: int = 0) -> Any:
     """Return a value of a type, as plain as can be."""
-    match msgspec.inspect.type_info(wanted) if depth == 0 else wanted:
+    match msgspec.inspect.type_info(declared) if depth == 0 else declared:
         case msgspec.inspect.DataclassType(fields=fields):
             return {f.encode_name: _plain(f.type, depth + 1) for f in fields}
         case msgspec.inspect.NamedTupleType(fields=fields):
@@ -233,7 +233,7 @@ def _tables() -> tuple[bytes, ...]:
     numbered = [Home(str(n), _NODES[n % 3], (7 << 32) + n * 911) for n in range(40)]
     named = [Home(f"{n}~2", _NODES[n % 3], n + 1) for n in range(40)]
     packed = [pack_homes(homes, _NODES) for homes in ((), numbered[:1], numbered, named)]
-    return (*packed, *(zlib.decompress(one) for one in packed))
+    return (*packed, *(zlib.decompress(table) for table in packed))
 
 
 def _table(data: bytes) -> None:

@@ -61,7 +61,7 @@ class Account(Entity):
         row.amount += amount
         await session.flush()
         await asyncio.sleep(0)
-        assert {found.id for found in session.new | session.dirty} <= {self.context.entity_id}
+        assert {account.id for account in session.new | session.dirty} <= {self.context.entity_id}
         await session.commit()
         total = (await session.get_one(Row, self.context.entity_id)).amount
         await session.remove()

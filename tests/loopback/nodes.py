@@ -74,10 +74,12 @@ class Nodes:
     ) -> Node:
         """Another node; waits until it is ready."""
         seeds = tuple(str(node.me.address) for node in self.all[:1])
-        own = NodeSettings(port=free_port(), gossip_port=free_port(), seeds=seeds, roles=roles)
-        own = replace(own, **self.own)
+        node_settings = NodeSettings(
+            port=free_port(), gossip_port=free_port(), seeds=seeds, roles=roles
+        )
+        node_settings = replace(node_settings, **self.own)
         settings = Settings(
-            node=own,
+            node=node_settings,
             cluster=self.cluster_settings,
             store=self.store,
             security=self.security,
@@ -122,22 +124,26 @@ class Nodes:
         await shutdown.leave(node, lambda text: None)
         await node.close()
 
-    async def client(self, *nodes: Node, timeout: float = PATIENCE_S, **own: Any) -> AsyncClient:
+    async def client(
+        self, *nodes: Node, timeout: float = PATIENCE_S, **options: Any
+    ) -> AsyncClient:
         """A client that knows these nodes, or the first."""
-        given = nodes or self.all[:1]
-        addresses = [f"tcp://{node.me.address}" for node in given]
-        own = {"connect_timeout": PATIENCE_S} | own
+        contacts = nodes or self.all[:1]
+        addresses = [f"tcp://{node.me.address}" for node in contacts]
+        options = {"connect_timeout": PATIENCE_S} | options
         client = AsyncClient(
-            *addresses, cluster=given[0].membership.cluster_name, timeout=timeout, **own
+            *addresses, cluster=contacts[0].membership.cluster_name, timeout=timeout, **options
         )
         self._clients.append(client)
         return await client.__aenter__()
 
 
-def blocking_client(node: Node, **own: Any) -> Client:
+def blocking_client(node: Node, **options: Any) -> Client:
     """A blocking client of one node's cluster, for a thread of its own."""
     patient: dict[str, Any] = {"timeout": PATIENCE_S, "connect_timeout": PATIENCE_S}
-    return Client(f"tcp://{node.me.address}", cluster=node.membership.cluster_name, **patient | own)
+    return Client(
+        f"tcp://{node.me.address}", cluster=node.membership.cluster_name, **patient | options
+    )
 
 
 def ready(node: Node) -> bool:
@@ -153,8 +159,8 @@ def http(node: Node) -> httpx.AsyncClient:
 
 def hosts(nodes: list[Node], entity_type: str) -> dict[str, list[Node]]:
     """Shard to the nodes that host it now."""
-    found: dict[str, list[Node]] = {}
+    by_shard: dict[str, list[Node]] = {}
     for node in nodes:
         for shard in node.regions[entity_type].host.shards:
-            found.setdefault(shard, []).append(node)
-    return found
+            by_shard.setdefault(shard, []).append(node)
+    return by_shard

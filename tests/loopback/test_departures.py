@@ -62,8 +62,8 @@ class Wall:
         link._start_probing = lambda: None  # type: ignore[method-assign]
 
     def _on_frame(self, identity: bytes, head: bytes, body: bytes) -> None:
-        found = self._at.endpoint.incoming._by_identity.get(identity)
-        if found is not None and found.session is self._session:
+        session = self._at.endpoint.incoming._by_identity.get(identity)
+        if session is not None and session.session is self._session:
             self.frames.append((identity, head, body))
         else:
             self._take(identity, head, body)

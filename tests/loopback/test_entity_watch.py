@@ -97,7 +97,7 @@ async def test_N21_a_home_sees_what_a_handler_waits_for() -> None:
         assert (idle.handlers[0].about, idle.sampled, idle.shard_part) == ("get", 1, 1.0)
         assert idle.store.loads.count == 1
 
-        asked = [
+        sending = [
             node.ref(Page, "own").wait(),
             node.ref(Page, "asks").reach("own"),
             node.ref(Page, "saves").add(),
@@ -117,7 +117,7 @@ async def test_N21_a_home_sees_what_a_handler_waits_for() -> None:
         finally:  # a thread that waits would keep this process from ending
             for gate in (Page.gate, HeldStore.gate, Page.thread_gate):
                 gate.set()
-        await asyncio.gather(*asked)
+        await asyncio.gather(*sending)
         after = await seen(node, "saves")
         assert (after.busy, after.store.saves.count, after.store.save_under_way) == (0, 1, 0.0)
         assert [one.about for one in after.handlers] == ["add"]

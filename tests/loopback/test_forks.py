@@ -130,10 +130,10 @@ async def test_a_blocking_client_refuses_in_a_child_and_its_block_can_be_left(
             assert ref.add(1) == 102
             return said
 
-    *refused, left, own = await asyncio.to_thread(work)
+    *refused, left, child_answer = await asyncio.to_thread(work)
     assert all(SAYS in said for said in refused)
     assert left == "None"
-    assert own == "101"
+    assert child_answer == "101"
 
 
 def with_own(address: str) -> int:

@@ -236,7 +236,7 @@ async def test_what_is_refused_fails_alone(redis_url: str) -> None:
             writer.append(KIND, SHARD, "c", 4, 0, (b"1",)),
             return_exceptions=True,
         )
-        assert [type(one) for one in outcomes] == [StaleFence, JournalConflict, type(None)]
+        assert [type(outcome) for outcome in outcomes] == [StaleFence, JournalConflict, type(None)]
 
 
 # Outages
@@ -338,8 +338,8 @@ async def test_a_paused_server_is_unavailable_and_the_append_is_in_doubt(
         assert not error.definite
         page = await insist(lambda: journals.open(KIND, SHARD, "a", 2, 0, 10))
         await insist(lambda: put(journals, "a", page.last, b"3", fence=2))
-        found = (await insist(lambda: journals.read(KIND, SHARD, "a", 0, 10))).entries
-        assert found == [*page.entries, b"3"]
+        entries = (await insist(lambda: journals.read(KIND, SHARD, "a", 0, 10))).entries
+        assert entries == [*page.entries, b"3"]
 
 
 async def test_slots_move_under_appends_and_no_entry_is_lost_or_twice(
@@ -367,8 +367,8 @@ async def test_slots_move_under_appends_and_no_entry_is_lost_or_twice(
         moving = False
         assert moved > 20
         for n, end in enumerate(await asyncio.gather(*tasks)):
-            found = await whole(store.journals, f"e-{n}", 1000, str(n % 40))
-            assert found == [b"%d" % i for i in range(1, end + 1)]
+            entries = await whole(store.journals, f"e-{n}", 1000, str(n % 40))
+            assert entries == [b"%d" % i for i in range(1, end + 1)]
 
 
 async def test_the_end_is_reached(redis_url: str) -> None:

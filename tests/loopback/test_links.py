@@ -183,7 +183,7 @@ async def test_a_leaving_node_opens_no_session_to_a_client_that_has_messages_for
     session.outbox.tell(KEY, "x", b"2")
     await until(lambda: world.lost or session.link.open, "the end of the session")
     late.close()
-    assert [one.payload for one in world.unsent] == [b"2"]
+    assert [message.payload for message in world.unsent] == [b"2"]
     assert session.peer_ended
     assert session.closed_idle, "no notice makes others wait for the end of the node"
     assert list(world.node.incoming.by_name) == ["client#9"]

@@ -82,11 +82,11 @@ def account(node: Node) -> MessageAccount:
 
 async def misses(nodes: list[Node]) -> dict[str, dict[str, int]]:
     """The messages that the pages of the nodes lack."""
-    found = {}
+    by_type = {}
     for node in nodes:
         async with http(node) as client:
-            found[str(node.me)] = missing((await client.get("/metrics")).text)
-    return {name: lack for name, lack in found.items() if lack}
+            by_type[str(node.me)] = missing((await client.get("/metrics")).text)
+    return {name: lack for name, lack in by_type.items() if lack}
 
 
 async def balanced(nodes: list[Node]) -> bool:

@@ -224,12 +224,12 @@ async def test_however_the_handler_waits(nodes: Nodes) -> None:
     client = await nodes.client()
     for way in WAYS:
         stop.seen.clear()
-        asked = asyncio.ensure_future(client.ref(stop, A).walk([B, A], way))
+        ask = asyncio.ensure_future(client.ref(stop, A).walk([B, A], way))
         await until(lambda: B in stop.seen, f"the end of a cycle of {way}")
         assert isinstance(stop.seen[B], ReentrancyError), way
         stop.gate.set()
         with pytest.raises(EntityFailed, match="ReentrancyError"):
-            await asked
+            await ask
 
 
 async def test_an_ask_that_is_sent_on_keeps_its_chain(nodes: Nodes) -> None:
@@ -258,11 +258,11 @@ async def test_a_message_that_was_put_aside_keeps_its_chain(nodes: Nodes) -> Non
     bus, stop = application()
     await spread(nodes, bus)
     client = await nodes.client()
-    asked = asyncio.ensure_future(client.ref(stop, A).ask_by("walk_at_the_second_time", [B, A]))
+    ask = asyncio.ensure_future(client.ref(stop, A).ask_by("walk_at_the_second_time", [B, A]))
     await until(lambda: stop.kept, "the first time")
     await client.ref(stop, B).bring_back()
     with pytest.raises(EntityFailed, match="ReentrancyError"):
-        await asked
+        await ask
     assert stop.seen[B].cycle == named("010")  # type: ignore[attr-defined]
 
 
@@ -270,11 +270,11 @@ async def test_what_comes_of_work_keeps_the_chain_of_who_waits_for_it(nodes: Nod
     bus, stop = application()
     await spread(nodes, bus)
     client = await nodes.client()
-    asked = asyncio.ensure_future(client.ref(stop, A).ask_by("walk_after_work", [B, A]))
+    ask = asyncio.ensure_future(client.ref(stop, A).ask_by("walk_after_work", [B, A]))
     await busy(nodes, A)
     stop.gate.set()
     with pytest.raises(EntityFailed, match="ReentrancyError"):
-        await asked
+        await ask
     assert stop.seen[B].cycle == named("010")  # type: ignore[attr-defined]
 
 
@@ -397,7 +397,7 @@ async def test_a_start_that_asks_who_waits_for_it(nodes: Nodes) -> None:
 
     await nodes.cluster(bus, 2)
     client = await nodes.client()
-    found = await asyncio.gather(*(client.ref(Asker, f"e-{i}").begin() for i in range(10)))
-    assert [text.partition(";")[0] for text in found] == [
+    outcomes = await asyncio.gather(*(client.ref(Asker, f"e-{i}").begin() for i in range(10)))
+    assert [text.partition(";")[0] for text in outcomes] == [
         f"a cycle of asks: asker 'e-{i}' -> starter 'e-{i}' -> asker 'e-{i}'" for i in range(10)
     ]

@@ -86,7 +86,10 @@ async def test_replicas_are_compared_under_load(
     monkeypatch.setattr(ring_reading, "LOOK_AGAIN_S", 0.2)
     await save(store, 0, COUNT)
     servers = [server for server, _ in replicas.servers.values()]
-    await until(lambda: all(one.status()["repairs"]["begun"] for one in servers), "first repairs")
+    await until(
+        lambda: all(difference.status()["repairs"]["begun"] for difference in servers),
+        "first repairs",
+    )
     ended = asyncio.Event()
 
     async def load() -> None:
@@ -100,8 +103,10 @@ async def test_replicas_are_compared_under_load(
     server = replicas.servers[2][0]
     server.registers.forget([bucket_of(state_key("cart", "e-1"))])
     differences, _ = await reader.compare()
-    lost = [one for one in differences if one.key == state_key("cart", "e-1")]
-    assert [reader.address_of(one.disk) for one in lost] == [str(replicas.addresses[2])]
+    lost = [difference for difference in differences if difference.key == state_key("cart", "e-1")]
+    assert [reader.address_of(difference.disk) for difference in lost] == [
+        str(replicas.addresses[2])
+    ]
     reader.close()
     ended.set()
     await loading
@@ -116,8 +121,8 @@ async def test_a_running_replica_reads_its_log(
     data = bytearray(segment.read_bytes())
     data[len(data) // 2] ^= 1
     segment.write_bytes(data)
-    asked = ask_replicas(ZmqNetwork(), CLUSTER, replicas.addresses, 10.0, ReplicaFrame.CHECK)
-    spoiled = [facts["spoiled"] for facts in (await asked).values()]
+    reports = ask_replicas(ZmqNetwork(), CLUSTER, replicas.addresses, 10.0, ReplicaFrame.CHECK)
+    spoiled = [facts["spoiled"] for facts in (await reports).values()]
     assert (spoiled[0], spoiled[2]) == ([], [])
     assert "segment 1 is damaged after" in spoiled[1][0]
 

@@ -142,8 +142,8 @@ async def test_batches_in_opposite_orders_wait_for_each_other_and_never_deadlock
             ]
             await some_wait(admin, 2)
         assert await asyncio.gather(*both) == [[None] * 3] * 2
-    found = {await store.load_state("counter", "7", name, 1) for name in names}
-    assert found in ({b"1"}, {b"2"})
+    outcomes = {await store.load_state("counter", "7", name, 1) for name in names}
+    assert outcomes in ({b"1"}, {b"2"})
     assert await admin.fetchval("SELECT sum(deadlocks) FROM pg_stat_database") == before
 
 
@@ -156,8 +156,8 @@ async def test_loads_in_opposite_orders_never_deadlock(
         async with admin.transaction():
             await admin.execute(f"UPDATE {schema}.entity SET seq = seq WHERE id = 'm'")
             both = [
-                asyncio.gather(*(one.load_state("counter", "7", name, 2) for name in order))
-                for one, order in ((store, names), (other, names[::-1]))
+                asyncio.gather(*(client.load_state("counter", "7", name, 2) for name in order))
+                for client, order in ((store, names), (other, names[::-1]))
             ]
             await some_wait(admin, 2)
         assert await asyncio.gather(*both) == [[b"0"] * 3] * 2

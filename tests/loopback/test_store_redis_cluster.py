@@ -89,8 +89,8 @@ async def test_states_are_read_by_id_whatever_their_shards_are(store: RedisStore
     for layout in ("", f"crc32/{SHARDS}"):
         if layout:
             assert await store.placed("cart", layout) != "", "it is recorded"
-        found = await store.read_states("cart", [*STATES[:300], "unknown"])
-        assert found == [*[b"x"] * 300, None]
+        read = await store.read_states("cart", [*STATES[:300], "unknown"])
+        assert read == [*[b"x"] * 300, None]
 
 
 async def test_slots_move_under_load_and_nothing_is_lost(
@@ -123,8 +123,8 @@ async def test_slots_move_under_load_and_nothing_is_lost(
     moving = False
     await asyncio.gather(*groups)
     assert moved > 50
-    found = await store.read_states("cart", list(last))
-    assert found == list(last.values())
+    states = await store.read_states("cart", list(last))
+    assert states == list(last.values())
     for slot in here[:12]:
         await asyncio.to_thread(empty.move_slot, slot, b, a)
     assert await store.read_states("cart", list(last)) == list(last.values())

@@ -59,8 +59,8 @@ class Copy:
 
     def judge(self, mutant: Mutant) -> tuple[Verdict, str]:
         """Plant the defect, run its tests, take it out; return the verdict and why."""
-        if found := problems(mutant, self.root):
-            return Verdict.STALE, "; ".join(found)
+        if errors := problems(mutant, self.root):
+            return Verdict.STALE, "; ".join(errors)
         path = self.root / mutant.file
         sound = path.read_text(encoding="utf-8")
         path.write_text(mutant.plant(sound), encoding="utf-8")
@@ -84,7 +84,7 @@ class Copy:
         of their own. Nothing compiled is written: a file may change twice within the clock's
         second.
         """
-        own = {
+        environment = {
             "PYTHONPATH": os.pathsep.join((str(self.root), str(self.root / "cli"))),
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTEST_XDIST_WORKER": f"gw{self.number}",
@@ -92,7 +92,7 @@ class Copy:
         run = subprocess.Popen(
             [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests],
             cwd=self.root,
-            env=os.environ | own,
+            env=os.environ | environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -77,12 +77,12 @@ def changes(source: str) -> list[Change]:
         SyntaxError: the source is no Python.
     """
     places = Places(source)
-    found: list[Change] = []
+    made: list[Change] = []
     for body in _bodies(ast.parse(source)):
-        found += _of_statements(places, body)
+        made += _of_statements(places, body)
     for node in _expressions(ast.parse(source)):
-        found += _of_expression(places, node)
-    return sorted(set(found), key=lambda change: (change.line, change.start, change.after))
+        made += _of_expression(places, node)
+    return sorted(set(made), key=lambda change: (change.line, change.start, change.after))
 
 
 def _bodies(tree: ast.AST) -> Iterator[list[ast.stmt]]:
@@ -117,7 +117,7 @@ def _expressions(tree: ast.AST) -> Iterator[ast.expr]:
                 left_out = [value]
             case ast.expr():
                 yield node
-        skipped.update(id(one) for one in left_out if one is not None)
+        skipped.update(id(part) for part in left_out if part is not None)
 
 
 def _speaks(node: ast.expr) -> bool:

@@ -77,8 +77,8 @@ def missing() -> str:
 def sweep() -> None:
     """Remove the remains of test runs that have ended."""
     for name in os.listdir(FOLDER) if FOLDER.exists() else ():
-        found = NAME.fullmatch(name)
-        if found and not Path(f"/proc/{found[1]}").exists():
+        match = NAME.fullmatch(name)
+        if match and not Path(f"/proc/{match[1]}").exists():
             _remove(name)
 
 
@@ -146,8 +146,8 @@ class Network:
         """Drop packets of these senders to these receivers; the other way is open."""
         senders = list(senders)
         for receiver in receivers:
-            found = self._walls.setdefault(receiver, {})
-            found.update({sender: wall for sender in senders if sender != receiver})
+            walls = self._walls.setdefault(receiver, {})
+            walls.update({sender: wall for sender in senders if sender != receiver})
         self._build()
 
     def split(self, *sides: Iterable[Machine], wall: Wall = Wall.DROP) -> None:

@@ -50,7 +50,7 @@ def blocks(text: str, language: str) -> list[str]:
 
 def sessions(text: str) -> list[list[Step]]:
     """The console blocks of a page as steps."""
-    found: list[list[Step]] = []
+    found_steps: list[list[Step]] = []
     for block in blocks(text, "console"):
         steps: list[Step] = []
         for line in block.splitlines():
@@ -58,8 +58,8 @@ def sessions(text: str) -> list[list[Step]]:
                 steps.append(Step(line.removeprefix("$ ")))
             else:
                 steps[-1].output.append(line)
-        found.append(steps)
-    return found
+        found_steps.append(steps)
+    return found_steps
 
 
 class Terminal:
@@ -71,9 +71,9 @@ class Terminal:
         self.code = 0
         self.folder = ROOT
         self.state = tmp / "state"
-        own = {k: v for k, v in os.environ.items() if not k.startswith("SHARDBUS_")}
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("SHARDBUS_")}
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        self.environment = own | {
+        self.environment = environment | {
             "PATH": path,
             "PYTHONPATH": f"{ROOT}:{ROOT / 'cli'}",
             "PYTHONUNBUFFERED": "1",
@@ -84,8 +84,8 @@ class Terminal:
     def here(self, text: str) -> str:
         """The README's text with the ports and the state directory of this run."""
         text = text.replace(HOME, str(self.state))
-        for port, own in self.ports.items():
-            text = re.sub(rf"\b{port}\b", str(own), text)
+        for port, run_port in self.ports.items():
+            text = re.sub(rf"\b{port}\b", str(run_port), text)
         return text
 
     def run(self, step: Step) -> list[str]:
@@ -185,13 +185,13 @@ def free_ports(count: int) -> list[int]:
     """Ports in ascending order, as in the README: the order of nodes decides who leads. The port
     behind each is free, too. They lie above the ports of the flights' demo, below the ports that
     the system gives away, and each test worker has its own."""
-    found: list[int] = []
+    ports: list[int] = []
     begin = 32_010 + 180 * (WORKER % 4)
     for first in range(begin, begin + 180, 10):
         if all(map(is_free, (first, first + 1))):
-            found.append(first)
-        if len(found) == count:
-            return found
+            ports.append(first)
+        if len(ports) == count:
+            return ports
     raise AssertionError("there are no free ports")
 
 

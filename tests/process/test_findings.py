@@ -58,10 +58,10 @@ class Watch:
 
 async def command(lab: Processes, node: NodeProcess, *words: str) -> tuple[int, str]:
     """Run a command that asks this node; returns its exit code and its output."""
-    asked = lab.run(*words, "--node", f"http://127.0.0.1:{node.http_port}")
-    code = await asked.ended()
-    lab.all.remove(asked)
-    return code, asked.out.read_text()
+    run = lab.run(*words, "--node", f"http://127.0.0.1:{node.http_port}")
+    code = await run.ended()
+    lab.all.remove(run)
+    return code, run.out.read_text()
 
 
 async def doctor(lab: Processes, node: NodeProcess, *words: str) -> dict[str, Any]:
@@ -146,7 +146,7 @@ async def test_what_fails_is_named_with_its_cause_wherever_an_operator_looks(
         }
         [failing] = [row for row in page["failures"] if row["method"] == "pay"]
         assert failing["count"] == 3
-        assert {one["entity"] for one in failing["last"]} == {"o-1"}
+        assert {failure["entity"] for failure in failing["last"]} == {"o-1"}
         assert "in pay" in failing["last"][-1]["stack"]
         _, picture = await command(lab, node, "top")
         assert "warning: failing-handler: order pay has 3 failures" in picture
@@ -190,8 +190,8 @@ async def test_what_lasts_is_found(lab: Processes) -> None:
     alone = lab.begin(settings=nobody, app=FAILING)
 
     async def missing() -> bool:
-        found = await doctor(lab, alone, "--wait", "0")
-        return {check: group["of"] for check, group in found.items()} == {
+        findings = await doctor(lab, alone, "--wait", "0")
+        return {check: group["of"] for check, group in findings.items()} == {
             "no-coordinator": "uncoordinated"
         }
 

@@ -140,7 +140,7 @@ async def test_no_secret_is_in_a_log_a_page_or_an_answer(lab: Processes, secret:
     write_private(damaged, secrets_text(hidden)[:-9] + "\n")
     half = hidden[0].hex()[:40]
     assert half in damaged.read_text()
-    own = str(secret.with_name("own.key"))
+    private_key = str(secret.with_name("own.key"))
     for words in (
         ("keys", "show", str(secret)),
         ("config", "show", "--set", f"security.secret={secret}", "--set", f"http.token={TOKEN}"),
@@ -151,7 +151,7 @@ async def test_no_secret_is_in_a_log_a_page_or_an_answer(lab: Processes, secret:
         ("report", "--out", str(lab.folder / "report.zip")),
         ("--debug", "keys", "show", str(damaged)),
         ("--debug", "keys", "rotate", str(damaged)),
-        ("--debug", "keys", "own", "shop", own, "--client", "--secret", str(damaged)),
+        ("--debug", "keys", "own", "shop", private_key, "--client", "--secret", str(damaged)),
         ("--debug", "ask", "page", "page-1", "where", "--secret", str(damaged)),
         (
             "--debug",

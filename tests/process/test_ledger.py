@@ -91,11 +91,11 @@ class Ledger:
     @property
     def overlaps(self) -> list[int]:
         """Pages of which two activations were alive at once."""
-        found = []
+        pages = []
         for page, activations in self.spans.items():
             spans = sorted(activations.values())
-            found += [page for a, b in pairwise(spans) if b[0] < a[1]]
-        return found
+            pages += [page for a, b in pairwise(spans) if b[0] < a[1]]
+        return pages
 
     def total(self, producer: int) -> int:
         return sum(len(set(s)) for (_, who), s in self.handled.items() if who == producer)
@@ -221,8 +221,8 @@ async def test_kills_cost_what_the_dead_had_and_nothing_else(
     assert (ledger.reordered, ledger.repeated, ledger.overlaps) == ([], [], [])
     for (page, seq), outcome in asks.outcomes.items():
         count = ledger.handled[page, ASK].count(seq)
-        wanted = {"ok": (1,), "refused": (0,), "unsure": (0, 1)}[outcome]
-        assert count in wanted, f"page {page} ask {seq} was {outcome}, handled {count} times"
+        counts = {"ok": (1,), "refused": (0,), "unsure": (0, 1)}[outcome]
+        assert count in counts, f"page {page} ask {seq} was {outcome}, handled {count} times"
     assert len(asks.outcomes) == asks.rounds * PAGES
     last = asks.rounds
     assert all(asks.outcomes[page, last] == "ok" for page in range(PAGES))

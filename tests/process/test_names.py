@@ -93,8 +93,8 @@ def begin(
     seeds = [f"node{n + 1}:{MACHINE_PORTS[0]}" for n in range(count)]
     started = []
     for n, machine in enumerate(machines):
-        own = ("--advertise", f"node{n + 1}")
-        node = walled.begin(*own, seeds=seeds, machine=machine, settings=settings)
+        options = ("--advertise", f"node{n + 1}")
+        node = walled.begin(*options, seeds=seeds, machine=machine, settings=settings)
         node.host = f"node{n + 1}"
         started.append(node)
     return started

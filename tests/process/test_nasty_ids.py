@@ -71,14 +71,14 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
 
 async def listed(http: httpx.AsyncClient, kind: str) -> list[str]:
     """The ids in memory, page by page."""
-    found: list[str] = []
+    ids: list[str] = []
     cursor: str | None = ""
     while cursor is not None:
         query = {"limit": "5"} | ({"cursor": cursor} if cursor else {})
         page = (await http.get(f"/v1/entities/{kind}", params=query)).json()
-        found += [row["id"] for row in page["entities"]]
+        ids += [row["id"] for row in page["entities"]]
         cursor = page["next"]
-    return found
+    return ids
 
 
 def where(name: str) -> str:
@@ -112,8 +112,8 @@ async def test_strange_ids_are_ids_everywhere(lab: Processes, command: Command) 
         as_data = command(node, "entities", "account", "--json")[1]
         assert {row["id"] for row in json.loads(as_data)["entities"]} == set(STRANGE)
         for name in (".", "../../etc/passwd", "\u202egnp.exe"):
-            told = json.loads(command(node, "where", "account", name, "--json")[1])
-            assert (told["id"], told["running"]) == (name, True)
+            answer = json.loads(command(node, "where", "account", name, "--json")[1])
+            assert (answer["id"], answer["running"]) == (name, True)
 
 
 def named(node: NodeProcess, name: str) -> bool:

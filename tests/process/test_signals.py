@@ -50,8 +50,8 @@ def catches(pid: int, number: int = signal.SIGTERM) -> bool:
 
 def child_of(pid: int) -> int:
     """The only child of a process; 0 if it has none yet."""
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return int(found[0]) if found else 0
+    pids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(pids[0]) if pids else 0
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -153,7 +153,7 @@ async def test_a_second_signal_ends_a_node_whose_loop_is_blocked(lab: Processes)
 def children_of(pid: int) -> list[int]:
     """The children of all threads of a process."""
     lists = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(number) for one in lists for number in one.read_text().split()]
+    return [int(number) for path in lists for number in path.read_text().split()]
 
 
 def computes(pid: int) -> bool:

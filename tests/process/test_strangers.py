@@ -54,8 +54,8 @@ async def dropped(node: NodeProcess) -> dict[str, int]:
     """The node's refusals, by reason."""
     async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         text = (await client.get(f"http://127.0.0.1:{node.http_port}/metrics")).text
-    found = re.findall(r'messages_dropped_total\{.*reason="(\w+)"\} (\d+)', text)
-    return {reason: int(count) for reason, count in found}
+    rows = re.findall(r'messages_dropped_total\{.*reason="(\w+)"\} (\d+)', text)
+    return {reason: int(count) for reason, count in rows}
 
 
 @asynccontextmanager
@@ -65,10 +65,10 @@ async def served(client: AsyncClient, node: NodeProcess) -> AsyncIterator[list[i
     over = False
 
     async def ask() -> None:
-        asked = 0
-        while not over or asked < 10:
-            asked += 1
-            assert await client.ref(Page, f"page-{asked % 20}").hit(1, asked) == asked
+        asks = 0
+        while not over or asks < 10:
+            asks += 1
+            assert await client.ref(Page, f"page-{asks % 20}").hit(1, asks) == asks
             sizes.append(resident(node))
 
     asking = asyncio.create_task(ask())

@@ -163,8 +163,8 @@ async def test_neighbours_say_to_each_other_only_what_both_can_read(
 
     async def known() -> bool:
         page = await nodes[0].page("/v1/load") or {"nodes": []}
-        found = {row["node"].split("#")[0] for row in page["nodes"]}
-        return ours <= found
+        addresses = {row["node"].split("#")[0] for row in page["nodes"]}
+        return ours <= addresses
 
     await until(known, "replies that say how busy the nodes are")
     for node in nodes:
@@ -177,8 +177,8 @@ RELEASES = "tests.process.releases:bus"
 
 async def homes(client: AsyncClient, entity_type: str, count: int = 24) -> set[str]:
     """The addresses of the nodes that answer for entities of this type."""
-    asked = (client.call(entity_type, f"e{i}", "where") for i in range(count))
-    return {answer.partition("#")[0] for answer in await asyncio.gather(*asked)}
+    asks = (client.call(entity_type, f"e{i}", "where") for i in range(count))
+    return {answer.partition("#")[0] for answer in await asyncio.gather(*asks)}
 
 
 class Rollout:

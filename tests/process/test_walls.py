@@ -217,8 +217,8 @@ async def test_TC47_of_two_that_cannot_see_each_other_one_goes(
     went, stayed = (second, first) if first.running else (first, second)
     await gone(went)
     await walled.agree(stayed, third)
-    told = await until(lambda: decisions(first, second, third), "a decision in a log")
-    assert all("links within this side fail" in line for line in told)
+    lines = await until(lambda: decisions(first, second, third), "a decision in a log")
+    assert all("links within this side fail" in line for line in lines)
     await healed(walled, went, rules(), stayed, third)
 
 
@@ -277,8 +277,8 @@ async def test_TC46_who_sees_a_network_that_keeps_changing_goes(walled: Processe
 
     def settled() -> bool:
         live = [node for node in nodes if node.running]
-        wanted = {node.address: "up" for node in live}
-        return all(statuses(node) == wanted for node in live)
+        expected = {node.address: "up" for node in live}
+        return all(statuses(node) == expected for node in live)
 
     await until(settled, "one cluster of those that stay")
 
@@ -368,8 +368,8 @@ async def test_TC43_a_machine_unplugged_marked_down_and_plugged_in_gets_a_new_me
     net(walled).unplug(machine)
     await accused(walled, first, second)
     command = ("node", "down", third.address, "--node", "http://127.0.0.1:8558")
-    told = walled.run(*command, machine=first.machine, SHARDBUS_NODE_TOKEN="secret-secret-16")
-    assert await told.ended() == 0, told.err.read_text()
+    output = walled.run(*command, machine=first.machine, SHARDBUS_NODE_TOKEN="secret-secret-16")
+    assert await output.ended() == 0, output.err.read_text()
     await walled.agree(first, second)
     assert third.running
     net(walled).plug(machine)

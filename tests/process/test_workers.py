@@ -67,9 +67,9 @@ def pids(unit: NodeProcess) -> list[int]:
 
 def ask(unit: NodeProcess, path: str) -> TextIO:
     """The answer as it comes."""
-    with socket.create_connection(("127.0.0.1", unit.http_port), PATIENCE_S) as asked:
-        asked.sendall(f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
-        return asked.makefile(newline=None)
+    with socket.create_connection(("127.0.0.1", unit.http_port), PATIENCE_S) as connection:
+        connection.sendall(f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
+        return connection.makefile(newline=None)
 
 
 def lives(pid: int) -> bool:
@@ -105,8 +105,8 @@ async def test_a_unit_is_ready_once_and_all_of_it_leaves_at_a_signal(lab: Proces
     unit = await start(lab)
     [line] = unit.out.read_text().splitlines()
     http = f"http://127.0.0.1:{unit.http_port}"
-    known = ", ".join(addresses(unit))
-    assert line == f"ready: 3 workers {known} in cluster 'lab' (3 up), {http}, store {lab.store}"
+    listed = ", ".join(addresses(unit))
+    assert line == f"ready: 3 workers {listed} in cluster 'lab' (3 up), {http}, store {lab.store}"
     await until(lambda: up(unit) == sorted(addresses(unit)), "all of them Up")
     ready = await unit.page("/readyz")
     assert ready["status"] == "ok"

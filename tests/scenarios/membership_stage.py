@@ -150,10 +150,10 @@ class Stage(Net):
         before = (list(self.lane), dict(self._drawn), self.repeated) if gossip else None
         had, said = process.machine.gossip, self._said
         self._arrives(self.words.label(process.id), event)
-        told = (len(self.lane), self.repeated)
+        state = (len(self.lane), self.repeated)
         super().deliver(process, event)
         quiet = process.machine.gossip is had and self._said == said
-        if before and quiet and (len(self.lane), self.repeated) == told:
+        if before and quiet and (len(self.lane), self.repeated) == state:
             self.lane, self._drawn, self.repeated = before
             self.unchanged += 1
 
@@ -236,12 +236,12 @@ class Stage(Net):
         news, self._news = self._news, []
         me = self.words.label(process.id)
         rows = self.words.rows(before.records(), gossip.records()) if self.draws_rows else []
-        told = ", ".join(item.replace(" ", UNBROKEN) for item in news or rows)
+        text = ", ".join(item.replace(" ", UNBROKEN) for item in news or rows)
         if gossip.members and version(gossip) != version(before):
             self._shown[process.id] = gossip
             name = self.words.version(gossip, process.id)
             verb = "makes" if self.words.makers[name] == process.id else "has"
             if news or self.draws_rows:
-                self.draw(me, f"{verb} {name}: {told}" if told else f"{verb} {name}")
+                self.draw(me, f"{verb} {name}: {text}" if text else f"{verb} {name}")
         elif news:
-            self.draw(me, told)
+            self.draw(me, text)

@@ -78,8 +78,8 @@ class Script:
                     self.perform(what)
                 return []
         self.stage.clear()
-        told = [text for command in line.split(";") for text in self._one(command.split())]
-        return [*self.stage.lane, *self.stage.counted(), *told]
+        texts = [text for command in line.split(";") for text in self._one(command.split())]
+        return [*self.stage.lane, *self.stage.counted(), *texts]
 
     def _one(self, words: list[str]) -> list[str]:
         stage, nodes = self.stage, self.stage.nodes

@@ -41,7 +41,7 @@ class Words:
 
     def add(self, node: NodeId) -> None:
         """A process starts."""
-        nth = 1 + sum(known.host == node.host for known in self._labels)
+        nth = 1 + sum(label.host == node.host for label in self._labels)
         self._labels[node] = node.host if nth == 1 else f"{node.host}#{nth}"
 
     def label(self, node: NodeId | None) -> str:
@@ -69,7 +69,9 @@ class Words:
         """The version with this clock. A clock does not show the removals, so of several
         versions with one clock it names the last."""
         counters = tuple(sorted(clock.counters.items()))
-        names = [name for (known, _), name in self._versions.items() if known == counters]
+        names = [
+            name for (counters_of, _), name in self._versions.items() if counters_of == counters
+        ]
         return names[-1] if names else "an old version"
 
     def message(self, message: msg.Message) -> str:

@@ -45,13 +45,13 @@ def kills(outcome: RunOutcome) -> dict[str, int]:
 
 def test_a_move_has_the_phases_of_its_mode() -> None:
     assert phases_of(None) == BUFFER_PHASES
-    found = {mode: phases_of(MODES[mode]) for mode in HANDOFFS if mode != "buffer"}
+    by_mode = {mode: phases_of(MODES[mode]) for mode in HANDOFFS if mode != "buffer"}
     everywhere = {"intent", "moving", "prepared", "forwarding", "starting", "storing", "settling"}
-    assert all(everywhere <= set(phases) for phases in found.values())
-    own = {mode: set(phases) - everywhere for mode, phases in found.items()}
-    assert own["ordered"] == {"preparing", "stopping", "opening"}
-    assert own["forward"] == {"preparing"}
-    assert own["drop"] == {"stopping"}
+    assert all(everywhere <= set(phases) for phases in by_mode.values())
+    particular = {mode: set(phases) - everywhere for mode, phases in by_mode.items()}
+    assert particular["ordered"] == {"preparing", "stopping", "opening"}
+    assert particular["forward"] == {"preparing"}
+    assert particular["drop"] == {"stopping"}
 
 
 @pytest.mark.parametrize("mode", NAMED)
@@ -178,12 +178,12 @@ def test_every_phase_can_meet_every_victim(
                     met[target] = None
 
     monkeypatch.setattr(MoveKills, "_look", look)
-    wanted = set(targets_of(MODES[mode]))
-    for one in range(seed, seed + SEEDS_PER_TARGET):
-        run(options(one, mode))
-        if met.keys() >= wanted:
+    expected = set(targets_of(MODES[mode]))
+    for candidate in range(seed, seed + SEEDS_PER_TARGET):
+        run(options(candidate, mode))
+        if met.keys() >= expected:
             break
-    assert met.keys() == wanted
+    assert met.keys() == expected
 
 
 @pytest.mark.long

@@ -255,8 +255,8 @@ def test_coroutines_run_in_virtual_time() -> None:
 def test_a_paused_loop_does_later_what_was_due_and_a_killed_one_never() -> None:
     timeline, seen = Timeline(0.0), []
     loop, dead = virtual(timeline), virtual(timeline)
-    for one in (loop, dead):
-        one.call_later(1.0, lambda one=one: seen.append(one))
+    for target in (loop, dead):
+        target.call_later(1.0, lambda target=target: seen.append(target))
     loop.paused_until = 5.0
     dead.kill()
     timeline.run(4.0)
@@ -272,9 +272,9 @@ def test_a_fast_clock_rings_early_for_the_world_and_never_before_its_own_time() 
     when = loop.time() + 10.0
     loop.call_at(when, lambda: rang.append((timeline.now, loop.time())))
     timeline.run(20.0)
-    (world, own) = rang[0]
+    (world, rang_on) = rang[0]
     assert world == pytest.approx(105.0, abs=0.01)
-    assert own >= when
+    assert rang_on >= when
 
 
 # -- the wires -----------------------------------------------------------------------------------

@@ -88,8 +88,8 @@ def name_of(planted: PlantedInMoves) -> str:
 @pytest.mark.parametrize(
     "planted",
     [
-        *(one for one in PLANTED if name_of(one).startswith(QUICK)),
-        *long_only(*(one for one in PLANTED if not name_of(one).startswith(QUICK))),
+        *(fault for fault in PLANTED if name_of(fault).startswith(QUICK)),
+        *long_only(*(fault for fault in PLANTED if not name_of(fault).startswith(QUICK))),
     ],
     ids=name_of,
 )

@@ -58,10 +58,10 @@ def neighbour(name: str = "", root: Path = ROOT) -> str:
     tags = git("tag", "--merged=HEAD^", "--sort=-creatordate", "--list", "v[0-9]*", root=root)
     if tags:
         return commit_of(tags.split()[0].decode(), root)
-    found = git("log", "-1", "--format=%H", *PROTOCOL, root=root).decode().strip()
-    if not found:
+    commit = git("log", "-1", "--format=%H", *PROTOCOL, root=root).decode().strip()
+    if not commit:
         raise NoHistory("no commit sets the membership protocol")
-    return found
+    return commit
 
 
 def commit_of(name: str, root: Path = ROOT) -> str:

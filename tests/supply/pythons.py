@@ -150,10 +150,11 @@ def run(
             outcomes.append(suite(name, prepare(name, base, uv), arguments))
         except (subprocess.SubprocessError, OSError) as error:
             outcomes.append(Outcome(name, python, f"not set up: {error}", failed=True))
-    for one in outcomes:
-        print(f"{one.name:8} Python {one.python:6} {'FAILED: ' * one.failed}{one.result}")
-    broken = any(one.failed for one in outcomes) or not any(one.ran for one in outcomes)
-    return int(broken)
+    for outcome in outcomes:
+        failed = "FAILED: " * outcome.failed
+        print(f"{outcome.name:8} Python {outcome.python:6} {failed}{outcome.result}")
+    nothing_ran = not any(outcome.ran for outcome in outcomes)
+    return int(nothing_ran or any(outcome.failed for outcome in outcomes))
 
 
 def main() -> None:

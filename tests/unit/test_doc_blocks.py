@@ -103,15 +103,15 @@ def test_python_blocks_run(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_python_blocks_are_well_typed(tmp_path: Path) -> None:
     places: dict[str, str] = {}
     for page in with_python():
-        found = [block.text for block in blocks(page) if block.language == "python"]
+        texts = [block.text for block in blocks(page) if block.language == "python"]
         names = FILES.get(page)
         if names:
-            for name, text in zip(names, found, strict=True):
+            for name, text in zip(names, texts, strict=True):
                 (tmp_path / name).write_text(MYPY + text)
                 places[name] = page
             continue
         name = re.sub(r"\W", "_", page) + ".py"
-        code = [in_a_function(text) if needs_a_loop(text) else text for text in found]
+        code = [in_a_function(text) if needs_a_loop(text) else text for text in texts]
         (tmp_path / name).write_text("\n".join([MYPY, PRELUDE, doc_blocks.setup(page), *code]))
         places[name] = page
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--config-file="]
@@ -173,10 +173,10 @@ def problem(words: list[str]) -> str | None:
         return f"no target {lost[0]}" if lost else None
     if program == "python" and words[1:2] == ["-m"]:
         try:
-            known = importlib.util.find_spec(words[2]) is not None
+            is_there = importlib.util.find_spec(words[2]) is not None
         except ModuleNotFoundError:
-            known = False
-        return None if known else f"no module {words[2]}"
+            is_there = False
+        return None if is_there else f"no module {words[2]}"
     return problem_of_shardbus(words[1:]) if program == "shardbus" else None
 
 
@@ -190,14 +190,14 @@ def problem_of_shardbus(words: list[str]) -> str | None:
         if word not in command.commands:
             return f"{path} has no command {word}"
         command, path = command.commands[word], f"{path} {word}"
-    known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
-    known |= {"--help", "-h", "--json", "--debug", *COMPLETION}
-    given = [word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)]
-    lost = [name for name in given if name not in known]
+    names = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+    names |= {"--help", "-h", "--json", "--debug", *COMPLETION}
+    options = [word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)]
+    lost = [name for name in options if name not in names]
     return f"{path} has no option {lost[0]}" if lost else None
 
 
-SHELL = [pytest.param(*one.values, id=one.id) for one in run_in_tests("sh")]
+SHELL = [pytest.param(*example.values, id=example.id) for example in run_in_tests("sh")]
 CONSOLE = [
     pytest.param(block, id=f"{block.page}-{number}")
     for page in PAGES

@@ -185,15 +185,15 @@ def test_a_decorator_over_handler_is_refused_whatever_it_is() -> None:
 
         return Hidden
 
-    found = {make.__name__: refusal(make()) for make in (static, cached, wrapped, unwrapped)}
-    found["an_object"] = refusal(an_object())
-    for text in found.values():
+    refusals = {make.__name__: refusal(make()) for make in (static, cached, wrapped, unwrapped)}
+    refusals["an_object"] = refusal(an_object())
+    for text in refusals.values():
         assert text.startswith("Hidden.act: @")
         assert "stands over @handler and hides it" in text
-    assert "@passing stands" in found["wrapped"]
-    assert "over @passing" in found["wrapped"]
-    assert "@bare stands" in found["unwrapped"]
-    assert "write @handler over def act(self, ...)" in found["static"]
+    assert "@passing stands" in refusals["wrapped"]
+    assert "over @passing" in refusals["wrapped"]
+    assert "@bare stands" in refusals["unwrapped"]
+    assert "write @handler over def act(self, ...)" in refusals["static"]
 
 
 def test_a_handler_hidden_in_a_base_is_refused_unless_it_is_written_anew() -> None:
@@ -508,8 +508,8 @@ def test_an_abstract_class_is_refused() -> None:
 def test_functions_of_the_declaration_are_not_async(option: str) -> None:
     async def function(value: Any) -> Any: ...
 
-    for given in (function, passing(function)):
-        assert "is async: it would not be awaited" in refusal(Base, **{option: given})
+    for function_ in (function, passing(function)):
+        assert "is async: it would not be awaited" in refusal(Base, **{option: function_})
 
 
 # ---- valid handlers

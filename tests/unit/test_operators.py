@@ -15,11 +15,11 @@ from tests.mutants.operators import changes
 def made(body: str) -> list[str]:
     """The defects of the body of a function, one line for each defect."""
     source = "def f(self, x):\n    " + body.replace("\n", "\n    ") + "\n"
-    found = []
+    texts = []
     for change in changes(source):
         changed = source[: change.start] + change.after + source[change.end :]
-        found.append(ast.unparse(ast.parse(changed)).partition("\n")[2].replace("\n    ", "\n"))
-    return [one.strip() for one in found]
+        texts.append(ast.unparse(ast.parse(changed)).partition("\n")[2].replace("\n    ", "\n"))
+    return [text.strip() for text in texts]
 
 
 @pytest.mark.parametrize(

@@ -295,22 +295,22 @@ STORED: list[tuple[StoredTable | None, str, str]] = [
 def test_each_fault_of_a_stored_table_is_found(
     wrong: StoredTable | None, check: str, subject: str
 ) -> None:
-    found = [finding.key for finding in stored("page", wrong, healthy())]
-    assert (check, "page", subject) in found
-    assert len(found) <= 2
+    keys = [finding.key for finding in stored("page", wrong, healthy())]
+    assert (check, "page", subject) in keys
+    assert len(keys) <= 2
 
 
 def test_two_rows_of_one_fence_are_both_named() -> None:
-    found = list(stored("page", table(s2=(C, FENCE)), None))
-    assert [f.key for f in found] == [
+    findings = list(stored("page", table(s2=(C, FENCE)), None))
+    assert [f.key for f in findings] == [
         ("stored-fence-twice", "page", "0"),
         ("stored-fence-twice", "page", "2"),
     ]
 
 
 def test_a_type_with_a_shard_function_of_its_own_may_name_shards_as_it_likes() -> None:
-    own = StoredTable(3, "app.by_country/0", {"fr": (NodeId.parse(A), FENCE)})
-    assert list(stored("page", own, None)) == []
+    by_country = StoredTable(3, "app.by_country/0", {"fr": (NodeId.parse(A), FENCE)})
+    assert list(stored("page", by_country, None)) == []
 
 
 def test_every_finding_has_an_advice_and_every_advice_a_finding() -> None:

@@ -137,8 +137,8 @@ def test_data_is_repaired_only_while_no_node_runs(shell, stored):
         assert shell("doctor", *stored.words, "--cluster", "shop", *NO_NODE) != ExitCode.OK
         assert "stored-damaged: counter table" in shell.out
     assert shell(*words, "--dry-run", "--json") == ExitCode.UNHEALTHY
-    found = json.loads(shell.out)
-    assert (found["written"], len(found["found"]["counter"])) == (False, 1)
+    result = json.loads(shell.out)
+    assert (result["written"], len(result["found"]["counter"])) == (False, 1)
     assert shell(*words) == ExitCode.OK
     assert shell(*words, "--dry-run") == ExitCode.OK
     assert shell.out == "counter: nothing is wrong\n"
@@ -211,9 +211,9 @@ def test_states_are_moved_only_while_no_node_runs(shell, redis_server, redis_url
         assert shell(*named) == ExitCode.REFUSED, "the registry was moved, too"
     (tmp_path / "carts.py").write_text(APP)
     assert shell("data", "migrate", str(tmp_path / "carts.py"), *words[2:], "--json") == ExitCode.OK
-    found = json.loads(shell.out)
-    assert found["types"]["cart"]["to"] == "crc32/20"
-    assert (found["moved"], found["cluster"]) == (found["types"]["cart"]["misplaced"], "shop")
+    result = json.loads(shell.out)
+    assert result["types"]["cart"]["to"] == "crc32/20"
+    assert (result["moved"], result["cluster"]) == (result["types"]["cart"]["misplaced"], "shop")
 
     async def read() -> bytes | None:
         store = open_store(redis_url, cluster="shop", timeout=60.0)

@@ -190,12 +190,12 @@ def test_all_else_is_left_to_the_full_command(arguments: list[str]) -> None:
     ],
 )
 def test_plain_urls(url: str, place: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, int]] = []
+    requests: list[tuple[str, int]] = []
 
     def ask(host: str, port: int, path: str, timeout_s: float) -> tuple[int, str]:
-        asked.append((host, port))
+        requests.append((host, port))
         return 503, BODY
 
     monkeypatch.setattr(health, "_ask", ask)
     assert health.plain(["--node", url]) == ExitCode.UNHEALTHY
-    assert asked == [place]
+    assert requests == [place]

@@ -31,10 +31,10 @@ class Node:
 
         def get(node: NodeHttp, *path: str, **query: object) -> str:
             self.asked.append(path[-1])
-            found = self.answers.get(path[-1], "{}")
-            if isinstance(found, CommandFailure):
-                raise found
-            return found
+            answer = self.answers.get(path[-1], "{}")
+            if isinstance(answer, CommandFailure):
+                raise answer
+            return answer
 
         monkeypatch.setattr(NodeHttp, "get", get)
         monkeypatch.setattr(NodeHttp, "probe", lambda node, name: (False, get(node, name)))

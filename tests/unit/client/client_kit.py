@@ -257,10 +257,10 @@ class World:
 
     def client(self, *addresses: NodeId, **options: Any) -> AsyncClient:
         """A client that was given the addresses of these nodes, or of all."""
-        given = [f"tcp://{node.address}" for node in addresses or self.members]
+        urls = [f"tcp://{node.address}" for node in addresses or self.members]
         network: Any = object()
         return AsyncClient(
-            *given,
+            *urls,
             cluster="shop",
             environment=lambda: Environment(b"7", network, Random(1)),
             **options,
@@ -274,8 +274,8 @@ class World:
 
     def session(self, node: NodeId) -> FakeSession:
         """The session of the client to this node."""
-        [found] = [s for s in self.endpoint.open_sessions if s.address == node.address]
-        return found
+        [session] = [s for s in self.endpoint.open_sessions if s.address == node.address]
+        return session
 
     def on_control(self, session: FakeSession, control: Control) -> None:
         message = decode_control(control)
@@ -285,8 +285,8 @@ class World:
         match message:
             case Describe():
                 unknown = TypeInfo(False, "", 0, elsewhere=self.elsewhere)
-                known = self.types.get(control.type, unknown) if has else unknown
-                session.receive(known, control.type)
+                info = self.types.get(control.type, unknown) if has else unknown
+                session.receive(info, control.type)
             case GetShardHome(shards):
                 if has and self.home is not None:
                     homes = tuple(Home(shard, self.home, self._fence) for shard in shards)

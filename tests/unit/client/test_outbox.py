@@ -251,15 +251,18 @@ async def test_an_operator_sees_an_outbox_and_gives_up_what_nobody_will_deliver(
             await asked(cluster, pages.drop_outbox, "orders", "me")
         await cluster.advance(6)
         shown = await asked(cluster, pages.outbox, "orders", 2, 3)
-        assert [(one["number"], one["id"]) for one in shown["messages"]] == [(4, "e3"), (5, "e4")]
+        assert [(letter["number"], letter["id"]) for letter in shown["messages"]] == [
+            (4, "e3"),
+            (5, "e4"),
+        ]
         assert shown["open"] is False
         assert 11 <= shown["age"] < 15
         dropped = await asked(cluster, pages.drop_outbox, "orders", "me", 1)
         assert dropped == {"name": "orders", "dropped": 1, "left": 6}
         letters = cluster.nodes[0]._process.node.letters
-        assert [(one.reason, one.entity_id, one.method, one.sender) for one in letters] == [
-            ("dropped_by_operator", "e0", "fail", "outbox orders")
-        ]
+        assert [
+            (letter.reason, letter.entity_id, letter.method, letter.sender) for letter in letters
+        ] == [("dropped_by_operator", "e0", "fail", "outbox orders")]
         notes = cluster.nodes[0]._process.node.notes
         assert notes["$outbox", "outbox_dropped"] == 1
         async with second.outbox("orders") as new:

@@ -46,9 +46,9 @@ async def test_a_type_is_described_by_the_contact_and_then_known() -> None:
             router = await client.router_of("page")
             assert client._regions.find("page") is router
             assert client.routers["page"] is router
-            asked = described(world.session(A))
+            question = described(world.session(A))
             assert await client.router_of("page") is router
-            assert described(world.session(A)) == asked
+            assert described(world.session(A)) == question
 
 
 @virtual

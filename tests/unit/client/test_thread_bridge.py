@@ -210,11 +210,11 @@ def test_a_dropped_tell_is_counted_and_raised_by_a_later_call(queue: Queue) -> N
 
 def answers(queue: Queue) -> list[str]:
     """Ask until no earlier tell raises its error."""
-    found: list[str] = []
-    while not found:
+    results: list[str] = []
+    while not results:
         with contextlib.suppress(BufferFull):
-            found.append(queue.ask("found"))
-    return found
+            results.append(queue.ask("found"))
+    return results
 
 
 def test_an_ask_that_cannot_be_sent_raises_in_its_own_thread(queue: Queue) -> None:

@@ -107,7 +107,7 @@ def test_a_confirmed_delivery_is_forgotten_and_no_longer_named() -> None:
 def test_windows_hold_deliveries_back_in_order() -> None:
     bench = Bench()
     sent = [sends(bench.offer()[1]) for _ in range(4)]
-    assert [len(one) for one in sent] == [1, 1, 1, 0]
+    assert [len(part) for part in sent] == [1, 1, 1, 0]
     assert not bench.producer.has_room(A)
     assert bench.producer.has_room(B)
     assert shown(bench.offer(B)[1]) == [(5, 0)]

@@ -176,7 +176,7 @@ async def test_one_that_cannot_be_frozen_or_is_too_large_carries_nothing() -> No
     await bench.ask("broken", "view", -1)
     await bench.ask("large", "grow", CARRIED_BYTES_MAX)
     await bench.ask("good", "view")
-    assert [one.id for one in await frozen(bench)] == ["good"]
+    assert [entity.id for entity in await frozen(bench)] == ["good"]
     assert bench.host.counts.carried == {"failed": 1, "too_large": 1, "frozen": 1}
 
 
@@ -241,7 +241,7 @@ async def test_an_activation_that_has_ended_cannot_save() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "error"),
+    ("declared", "error"),
     [
         ({"carry": True}, "'cart': carry needs handoff ordered, not buffer"),
         ({"carry": True, "handoff": "forward"}, "'cart': .*"),
@@ -250,7 +250,7 @@ async def test_an_activation_that_has_ended_cannot_save() -> None:
     ],
     ids=["buffer", "forward", "remember", "text"],
 )
-def test_wrong_declarations_are_refused_in_one_line(given: dict[str, Any], error: str) -> None:
+def test_wrong_declarations_are_refused_in_one_line(declared: dict[str, Any], error: str) -> None:
     class Plain(Entity):
         def dehydrate(self) -> bytes:
             return b""
@@ -258,7 +258,7 @@ def test_wrong_declarations_are_refused_in_one_line(given: dict[str, Any], error
         def rehydrate(self, data: bytes) -> None: ...
 
     with pytest.raises(ConfigError, match=error) as caught:
-        ShardBus("test").entity("cart", **given)(Plain)
+        ShardBus("test").entity("cart", **declared)(Plain)
     assert "\n" not in str(caught.value)
 
 

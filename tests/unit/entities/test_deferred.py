@@ -217,7 +217,7 @@ async def test_S4_24_only_a_behaviour_of_its_own_can_be_become() -> None:
 
         def receive(self, message: str) -> str:
             self.others.append(self)
-            known: dict[str, Any] = {
+            behaviours: dict[str, Any] = {
                 "own": self.second,
                 "back": self.receive,
                 "unmarked": self.unmarked,
@@ -225,7 +225,7 @@ async def test_S4_24_only_a_behaviour_of_its_own_can_be_become() -> None:
                 "a function": print,
             }
             try:
-                self.context.become(known[message])
+                self.context.become(behaviours[message])
             except LocalProtocolError as e:
                 return str(e)
             return "became"

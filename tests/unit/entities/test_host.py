@@ -259,8 +259,8 @@ async def test_a_handoff_waits_for_a_passivation_that_has_begun(method: str) -> 
     log.end_gate.set()
     assert await asyncio.gather(*waiting) == [2, 3]
     await b.stopped()
-    own = StopReason.PASSIVATION if method == "passivate" else StopReason.STOPPED
-    assert log.rows == [1, ("e", own), 2, 3, ("e", StopReason.HANDOFF)]
+    reason = StopReason.PASSIVATION if method == "passivate" else StopReason.STOPPED
+    assert log.rows == [1, ("e", reason), 2, 3, ("e", StopReason.HANDOFF)]
     assert b.dropped == {}
 
 
@@ -574,7 +574,7 @@ def test_a_walk_names_each_entity_once_in_parts() -> None:
         home = host.active if n % 2 else hosted.activations
         home[f"e{n}"] = Counted(f"e{n}", hosted)
     parts = list(Host.walk(host, 64))
-    found = [row for part in parts for row in part]
-    assert sorted(found) == sorted((f"e{n}", str(n % 100)) for n in range(1000))
+    rows = [row for part in parts for row in part]
+    assert sorted(rows) == sorted((f"e{n}", str(n % 100)) for n in range(1000))
     assert max(map(len, parts)) == 64
     assert len(looked) == 1000

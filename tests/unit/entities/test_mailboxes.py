@@ -518,7 +518,7 @@ def test_every_sender_of_an_entity_gets_a_turn_when_it_has_room() -> None:
     senders[0].release = fill_again  # type: ignore[method-assign]
     box(full).clear()
     limited.clock.check()
-    assert [one.said for one in senders] == [
+    assert [each.said for each in senders] == [
         ["hold e", "release e", "hold e"],
         ["hold e", "release e"],
         ["hold e", "release e"],

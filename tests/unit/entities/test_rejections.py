@@ -118,10 +118,10 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.mark.parametrize("method", ["sell", "sell_async", "sell_later", "sell_in_thread"])
 async def test_a_rejection_is_an_answer_and_the_entity_goes_on(method: str) -> None:
-    asked: list[Exception] = []
+    errors: list[Exception] = []
 
     def supervision(error: Exception) -> Directive:
-        asked.append(error)
+        errors.append(error)
         return Directive.STOP
 
     b = bench(supervision=supervision)
@@ -132,7 +132,7 @@ async def test_a_rejection_is_an_answer_and_the_entity_goes_on(method: str) -> N
     assert refused.value.left == 3
     assert await b.ask("e", method, 1) == 3
     assert b.entity("e") is entity
-    assert not asked
+    assert not errors
     assert not b.dropped
     assert b.host.counts.failures == 0
     assert b.host.counts.started == {"message": 1}

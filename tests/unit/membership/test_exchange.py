@@ -45,10 +45,10 @@ def said(effects: list[object]) -> list[tuple[NodeId, str]]:
 
 def test_news_goes_to_those_that_only_another_node_flags_after_all_others() -> None:
     """A node that hears no other flags them all. The dead get none."""
-    for flag, told in ((Flag.UNREACHABLE, [B, C]), (Flag.TERMINATED, [B])):
+    for flag, receivers in ((Flag.UNREACHABLE, [B, C]), (Flag.TERMINATED, [B])):
         exchange = node_a(copy(a=1))
         exchange.gossip = exchange.gossip.with_flag(B, C, flag).with_epoch(A, "x", 1)
-        assert sorted(to for to, what in said(exchange.announce(A, 1.0)) if what) == told
+        assert sorted(to for to, what in said(exchange.announce(A, 1.0)) if what) == receivers
     only = GossipExchange(A, replace(SETTINGS, news_fanout=1), Random(1))
     only.start(copy(a=1), 0.0)
     only.gossip = only.gossip.with_flag(B, C, Flag.UNREACHABLE).with_epoch(A, "x", 1)
@@ -198,8 +198,8 @@ def test_one_version_has_one_content_though_a_node_is_removed(seed: int) -> None
             node = B
         elif kind == "tell":
             teller = dice.choice([n for n in nodes if n != node])
-            told = GossipState(node, nodes[teller].gossip.flip_tombstones(1.0))
-            nodes[node].on_state(teller, told, 0.0, 1.0)
+            state = GossipState(node, nodes[teller].gossip.flip_tombstones(1.0))
+            nodes[node].on_state(teller, state, 0.0, 1.0)
         else:
             learner = nodes[node if kind == "learn" else x]
             learner.gossip = learner.gossip.with_epoch(learner.me, f"{learner.me}", turn + 1)
@@ -264,10 +264,10 @@ def test_S1_37_S1_38_rounds_prefer_nodes_without_the_version_as_the_settings_say
     )
     exchange = GossipExchange(A, settings, Random(1))
     exchange.start(copy("ab", a=1), 0.0)
-    found = {
+    targets = {
         effect.to
         for now in range(1, 60)
         for effect in exchange.tick(float(now))
         if isinstance(effect, Publish)
     }
-    assert found == partners
+    assert targets == partners

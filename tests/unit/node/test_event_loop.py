@@ -83,8 +83,8 @@ def test_what_needs_no_look_up_is_as_in_asyncio() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         for host, port in (("127.0.0.1", 80), (None, 80), (None, "80"), ("::1", 80)):
-            wanted = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            assert await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM) == wanted
+            expected = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            assert await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM) == expected
 
     with asyncio.Runner(loop_factory=NodeEventLoop) as runner:
         runner.run(main())

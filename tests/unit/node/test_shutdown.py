@@ -115,9 +115,9 @@ async def test_phases_run_in_order_with_the_nodes_own_work_in_two_of_them() -> N
     node = Leaving()
     assert await node.leave()
     assert [entry for entry in node.log if entry in PHASES] == list(PHASES)
-    own = [entry for entry in node.log if entry not in PHASES]
+    work = [entry for entry in node.log if entry not in PHASES]
     part = ["report", "announce", "flush"]
-    assert own == ["hand off", *part, "leave", *part]
+    assert work == ["hand off", *part, "leave", *part]
     assert node.drops.prompt
     assert node.log.index("hand off") < node.log.index(LEAVE)
     assert node.said[-1].startswith(LAST)
@@ -245,8 +245,8 @@ async def test_clients_of_the_only_host_leave_after_the_member() -> None:
     node = Leaving()
     node.members = Hosting((ME,))
     assert await node.leave()
-    own = [entry for entry in node.log if entry not in PHASES]
-    assert own == ["hand off", "leave", "report", "announce", "flush"]
+    work = [entry for entry in node.log if entry not in PHASES]
+    assert work == ["hand off", "leave", "report", "announce", "flush"]
 
 
 def session(tag: NodeId, *, lost: bool = False, busy: bool = True) -> Any:
@@ -289,8 +289,8 @@ async def test_shards_end_here_if_the_whole_cluster_stops() -> None:
     node.cluster_stops.set_result(None)
     node.region.stopped_here.set_result(None)
     assert await node.leave()
-    own = [entry for entry in node.log if entry not in PHASES]
-    assert own == ["stop here", "leave", "report", "announce", "flush"]
+    work = [entry for entry in node.log if entry not in PHASES]
+    assert work == ["stop here", "leave", "report", "announce", "flush"]
 
 
 @virtual

@@ -175,10 +175,10 @@ async def test_tells_of_a_reference_are_traced_under_a_span_only(kind: Any) -> N
     process.router.close()
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["known", "waits"])
-async def test_each_message_counts_once_towards_the_next_trace(known: bool) -> None:
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "waits"])
+async def test_each_message_counts_once_towards_the_next_trace(is_known: bool) -> None:
     process = Process()
-    if known:
+    if is_known:
         process.home("0")
     process.ref.add.tell(1)
     assert process.tracer.left == 999

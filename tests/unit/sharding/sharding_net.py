@@ -371,11 +371,11 @@ class Net(MachineNetwork):
         newest = max(process.region.table_gossip.version for process in self.live())
         assert newest[0] == ruler.epoch, f"the last table is of epoch {newest[0]}"
         for process in self.live():
-            known = process.region.table_gossip
-            assert known.version == newest, f"{process.name} has {known.version}, not {newest}"
-            assert known.state is not None
-            assert known.state.changes == (), f"{known.state.changes} are pending"
-            homes = unpack_homes(known.state.homes, known.state.nodes)
+            gossip = process.region.table_gossip
+            assert gossip.version == newest, f"{process.name} has {gossip.version}, not {newest}"
+            assert gossip.state is not None
+            assert gossip.state.changes == (), f"{gossip.state.changes} are pending"
+            homes = unpack_homes(gossip.state.homes, gossip.state.nodes)
             assert {h.shard: h for h in homes} == dict(ruler.table.homes), process.name
 
     def check_table_is_not_ahead(self, state: TableState) -> None:

@@ -95,8 +95,8 @@ def test_nothing_starts_before_the_lease_is_granted() -> None:
 
 def test_leases_wanted_in_one_turn_are_requested_together() -> None:
     owner = Owner()
-    asked = owner.tell(*(ls.WantLease(name) for name in "abc"), ls.WantLease("a"))
-    assert asked == [ls.AcquireCall("a", 1), ls.AcquireCall("b", 2), ls.AcquireCall("c", 3)]
+    requests = owner.tell(*(ls.WantLease(name) for name in "abc"), ls.WantLease("a"))
+    assert requests == [ls.AcquireCall("a", 1), ls.AcquireCall("b", 2), ls.AcquireCall("c", 3)]
 
 
 def test_all_leases_are_renewed_together_and_well_in_time() -> None:
@@ -119,9 +119,9 @@ def test_a_lease_that_is_not_confirmed_is_lost_in_time_to_stop() -> None:
     attempts: list[ls.Effect] = []
     began = owner.now
     while not any(isinstance(effect, ls.LeaseLost) for effect in attempts):
-        found = owner.wait(0.5)
-        attempts += found
-        for effect in found:
+        events = owner.wait(0.5)
+        attempts += events
+        for effect in events:
             if isinstance(effect, ls.RenewCall):
                 owner.tell(ls.LeaseCallFailed("s", effect.ticket))
     assert owner.now - began == TTL * 0.9

@@ -189,8 +189,8 @@ class DamagedTables:
         answers = await store.save_states(saves)
         assert [answer is None for answer in answers] == [True, True, False, True, True]
         assert "the stored fence of 'e-3' of 'counter' is damaged" in str(answers[2])
-        found = await store.read_states("counter", ["e-1", "e-3", "e-5"])
-        assert found == [b"new", b"old", b"new"]
+        states = await store.read_states("counter", ["e-1", "e-3", "e-5"])
+        assert states == [b"new", b"old", b"new"]
 
     @pytest.mark.parametrize("epoch", ["soon", "-1", "", str(EPOCH_MAX + 1)])
     async def test_a_table_without_a_readable_epoch_is_a_store_error(

@@ -183,7 +183,7 @@ async def test_statements_are_kept_at_a_server_and_not_behind_a_pooler(
     servers.states["a"] = "pooled"
     connection: Any = (await connect()).connection
     assert servers.settings["statement_cache_size"] == 0
-    assert [one.terminated for one in servers.made] == [False, True, False]
+    assert [link.terminated for link in servers.made] == [False, True, False]
     assert connection is servers.made[-1]
     connection = (await connect()).connection
     assert servers.settings["statement_cache_size"] == 0

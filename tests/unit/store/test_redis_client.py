@@ -101,7 +101,7 @@ def answer(library: Library, ended: list[bool]) -> UsualAnswer:
 
 
 @pytest.mark.parametrize(
-    ("pieces", "told", "passed_on"),
+    ("pieces", "is_kept", "passed_on"),
     [
         ([b"*0\r\n"], [True], []),
         ([b"*", b"0\r", b"\n"], [True], []),
@@ -118,12 +118,12 @@ def test_only_the_usual_answer_is_kept_from_the_library(
     library: Library,
     ended: list[bool],
     pieces: list[bytes],
-    told: list[bool],
+    is_kept: list[bool],
     passed_on: list[bytes],
 ) -> None:
     for piece in pieces:
         answer.data_received(piece)
-    assert ended == told
+    assert ended == is_kept
     assert library.got == passed_on
 
 

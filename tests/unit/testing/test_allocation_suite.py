@@ -35,8 +35,8 @@ class TestStrategies(AllocationSuite):
 class Leaves(LeastShard):
     """Leaves a shard out."""
 
-    def allocate(self, *given: Any) -> dict[str, NodeId]:
-        homes = super().allocate(*given)
+    def allocate(self, *arguments: Any) -> dict[str, NodeId]:
+        homes = super().allocate(*arguments)
         return dict(list(homes.items())[1:])
 
 

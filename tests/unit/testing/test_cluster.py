@@ -117,11 +117,11 @@ async def test_a_paused_node_does_nothing_and_then_all_of_it() -> None:
         assert home is not None
         await cluster.pause(home)
         assert home.paused
-        asked = counter.add(1)
+        ask = counter.add(1)
         await cluster.advance(2)
         assert cluster.store.state(Counter, "a") == Total(1)
         await cluster.resume(home)
-        assert await asked == 2
+        assert await ask == 2
         assert not home.paused
         await cluster.settle()
         assert len(cluster.nodes) == 3
@@ -330,13 +330,13 @@ async def test_a_crash_between_save_and_answer() -> None:
     async with TestCluster(bus) as cluster:
         counter = cluster.client().ref(Counter, "a")
         await counter.total()
-        saved, asked = cluster.store.next_save(Counter, "a"), counter.add(5)
+        saved, ask = cluster.store.next_save(Counter, "a"), counter.add(5)
         await saved
         home = cluster.where(Counter, "a")
         assert home is not None
         await cluster.kill(home)
         with pytest.raises(NodeLost) as lost:
-            await asked
+            await ask
         assert not lost.value.definite
         await cluster.settle()
         assert await counter.total() == 5
@@ -502,13 +502,13 @@ def test_a_coroutine_in_a_killed_process_does_not_go_on() -> None:
     app = ShardBus("held")
     app.entity()(Held)
     with TestCluster(app, nodes=2) as cluster:
-        asked = cluster.client().ref(Held, "a").within(7200.0).hold()
+        ask = cluster.client().ref(Held, "a").within(7200.0).hold()
         cluster.run(cluster.advance(1))
         home = cluster.where(Held, "a")
         assert home is not None
         cluster.run(cluster.kill(home))
         with pytest.raises(NodeLost):
-            cluster.run(asked)
+            cluster.run(ask)
         cluster.run(cluster.advance(30))
         assert ends == []
     assert ends == ["finally"]

@@ -130,8 +130,8 @@ def test_a_probe_without_a_loop() -> None:
 
 
 async def test_settings_of_a_probe() -> None:
-    own = {"sharding.types.counter.passivate_after": "10s"}
-    async with EntityProbe(Counter, "page-7", settings=own) as probe:
+    settings = {"sharding.types.counter.passivate_after": "10s"}
+    async with EntityProbe(Counter, "page-7", settings=settings) as probe:
         await probe.ask("total")
         await probe.advance(15)
         assert not probe.running

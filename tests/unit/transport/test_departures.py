@@ -46,8 +46,8 @@ class World:
 
 
 def named(runs: list[Run]) -> list[NodeId]:
-    found = [decode_control(run) for run in runs if isinstance(run, Control)]
-    return [one.node for one in found if isinstance(one, Goodbye)]
+    controls = [decode_control(run) for run in runs if isinstance(run, Control)]
+    return [control.node for control in controls if isinstance(control, Goodbye)]
 
 
 async def test_a_notice_goes_to_every_peer_but_the_departed() -> None:

@@ -84,7 +84,7 @@ def test_requests_come_back():
     numbered = list(enumerate(requests))
     read = decode_call(encode_call(numbered))
     assert read == numbered
-    assert [type(one) for _, one in read] == [type(one) for one in requests]
+    assert [type(frame) for _, frame in read] == [type(frame) for frame in requests]
 
 
 def test_answers_come_back():

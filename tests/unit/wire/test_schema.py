@@ -147,10 +147,10 @@ def test_the_receiver_says_what_does_not_fit(payload: bytes, text: str) -> None:
     def add(self: object, amount: int, note: str = "") -> None: ...
 
     m = method("add", add)
-    with pytest.raises(Exception) as found:  # noqa: PT011
+    with pytest.raises(Exception) as raised:  # noqa: PT011
         m.decoders[payload[0]](payload)
     with pytest.raises(SchemaError, match=text):
-        raise unreadable("add", m.decoders, payload, found.value)  # type: ignore[arg-type]
+        raise unreadable("add", m.decoders, payload, raised.value)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

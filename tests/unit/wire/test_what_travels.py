@@ -198,8 +198,8 @@ def test_it_is_refused_where_it_is_declared(declared: Any) -> None:
 
 def test_every_kind_of_type_is_named() -> None:
     seen = {kind for declared, _, _ in TRAVEL.values() for kind in kinds(m.type_info(declared))}
-    known = {kind.__name__ for kind in subclasses(m.Type)}
-    assert known - seen - KINDS_WITHOUT_A_ROW == set()
+    names = {kind.__name__ for kind in subclasses(m.Type)}
+    assert names - seen - KINDS_WITHOUT_A_ROW == set()
 
 
 def kinds(info: Any) -> Iterator[str]:

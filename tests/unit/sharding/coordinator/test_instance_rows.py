@@ -121,13 +121,13 @@ def test_a_load_between_half_and_all_of_what_is_enough_keeps_N() -> None:
 
 
 def test_the_load_counts_up_to_the_nodes_and_the_most() -> None:
-    for nodes, most, wanted in ((5, 9, 5), (5, 4, 4), (2, 9, 2)):
+    for nodes, most, expected in ((5, 9, 5), (5, 4, 4), (2, 9, 2)):
         rows = by_load(most=most)
         rows.by_load.loads = {A: TypeLoad(10_000.0)}
         rows.update(nodes, 0.0)
         rows.update(nodes, RISES_AFTER_S)
         rows.update(nodes, RISES_AFTER_S + SHRINK_AFTER_S)
-        assert rows.count == wanted
+        assert rows.count == expected
 
 
 def test_the_load_of_a_node_that_is_gone_does_not_count() -> None:

@@ -82,7 +82,9 @@ def test_a_turn_looks_at_the_heads_only(monkeypatch: pytest.MonkeyPatch) -> None
     plan = MovePlan(named([(A, D), (B, D)] * 5_000))
     heads: list[object] = []
     put = MovePlan._put_head
-    monkeypatch.setattr(MovePlan, "_put_head", lambda *given: (heads.append(1), put(*given))[1])
+    monkeypatch.setattr(
+        MovePlan, "_put_head", lambda *arguments: (heads.append(1), put(*arguments))[1]
+    )
     assert len(plan.take((D,), (), 4, None)) == 4
     assert len(heads) <= 2 + 4
 

@@ -42,8 +42,8 @@ class Own:
 
 
 class World(CoordinatorDriver):
-    def __init__(self, own: Any = None, **options: Any) -> None:
-        self.own = own if own is not None else Own()
+    def __init__(self, strategy: Any = None, **options: Any) -> None:
+        self.own = strategy if strategy is not None else Own()
         super().__init__(strategy=self.own, threaded=True, **options)
 
     def answer(self) -> list[tuple[NodeId, ev.Message]]:

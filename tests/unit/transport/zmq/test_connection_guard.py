@@ -226,8 +226,8 @@ async def test_a_mistake_of_the_guard_costs_a_moment_and_no_message(door: Door) 
             session.outbox.tell(ADD, f"{n}-{at}", b"\x00")
         await until(lambda: door.node.dropped_frames.get("too_much_unread") == n + 1, "the end")  # noqa: B023
         assert await door.ask(client, b"\x02") == 2
-    told = [row[1] for row in door.taker.got if row[0] == "tell"]
-    assert told == [f"{n}-{at}" for n in range(5) for at in range(200)]
+    tells = [row[1] for row in door.taker.got if row[0] == "tell"]
+    assert tells == [f"{n}-{at}" for n in range(5) for at in range(200)]
     assert door.lost == []
 
 
@@ -387,9 +387,9 @@ async def test_batches_of_no_bytes_are_not_held_without_end() -> None:
     ids=["runs", "ids", "asks", "replies", "chains"],
 )
 def test_a_hostile_batch_costs_a_small_multiple_of_its_size(run: list[object]) -> None:
-    one = msgpack.packb(run)
-    count = (1 << 20) // len(one)
-    body = b"\xdd" + count.to_bytes(4, "big") + one * count
+    frame = msgpack.packb(run)
+    count = (1 << 20) // len(frame)
+    body = b"\xdd" + count.to_bytes(4, "big") + frame * count
     tracemalloc.start()
     try:
         decode_batch(body)
@@ -531,9 +531,9 @@ def test_a_descriptor_that_belongs_to_another_socket_by_now_is_no_connection(
     guard = ConnectionGuard(
         listener, connections_max=10, on_cut=lambda reason: None, limit=HandshakeLimit()
     )
-    one, other = socket.socketpair()
-    with one, other:
-        guard._opened(one.fileno(), 0.0)
+    first, other = socket.socketpair()
+    with first, other:
+        guard._opened(first.fileno(), 0.0)
     assert guard.connections == 0
     guard.stop()
     listener.close(0)
