@@ -171,9 +171,7 @@ def main() -> None:
             "moves": [float(result.moves) for result in results],
             "moved_again": [float(result.again) for result in results],
             "moves_ratio": [result.moves / max(1, result.fewest) for result in results],
-            "moves_ratio_to_limit": [
-                result.moves / max(1, result.fewest_to_limit) for result in results
-            ],
+            "moves_ratio_to_limit": [run.moves / max(1, run.fewest_to_limit) for run in results],
         }
         for figure, values in figures.items():
             unit = "moves" if figure in ("moves", "moved_again") else "x"

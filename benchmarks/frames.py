@@ -202,12 +202,7 @@ def renamed(item: Any, number: int) -> Any:
     """Return an item of a list under another shard."""
     if isinstance(item, str):
         return str(number)
-    if (
-        isinstance(item, list)
-        and item
-        and isinstance(item[0], str)
-        and len(item) == len(Home._fields)
-    ):
+    if isinstance(item, list) and len(item) == len(Home._fields) and isinstance(item[0], str):
         return [str(number), *item[1:]]
     return item
 

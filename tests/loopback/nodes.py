@@ -74,12 +74,10 @@ class Nodes:
     ) -> Node:
         """Another node; waits until it is ready."""
         seeds = tuple(str(node.me.address) for node in self.all[:1])
-        node_settings = NodeSettings(
-            port=free_port(), gossip_port=free_port(), seeds=seeds, roles=roles
-        )
-        node_settings = replace(node_settings, **self.own)
+        place = NodeSettings(port=free_port(), gossip_port=free_port(), seeds=seeds, roles=roles)
+        place = replace(place, **self.own)
         settings = Settings(
-            node=node_settings,
+            node=place,
             cluster=self.cluster_settings,
             store=self.store,
             security=self.security,
@@ -124,16 +122,13 @@ class Nodes:
         await shutdown.leave(node, lambda text: None)
         await node.close()
 
-    async def client(
-        self, *nodes: Node, timeout: float = PATIENCE_S, **options: Any
-    ) -> AsyncClient:
+    async def client(self, *nodes: Node, timeout: float = PATIENCE_S, **more: Any) -> AsyncClient:
         """A client that knows these nodes, or the first."""
         contacts = nodes or self.all[:1]
         addresses = [f"tcp://{node.me.address}" for node in contacts]
-        options = {"connect_timeout": PATIENCE_S} | options
-        client = AsyncClient(
-            *addresses, cluster=contacts[0].membership.cluster_name, timeout=timeout, **options
-        )
+        more = {"connect_timeout": PATIENCE_S} | more
+        cluster = contacts[0].membership.cluster_name
+        client = AsyncClient(*addresses, cluster=cluster, timeout=timeout, **more)
         self._clients.append(client)
         return await client.__aenter__()
 

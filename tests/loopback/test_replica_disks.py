@@ -86,10 +86,7 @@ async def test_replicas_are_compared_under_load(
     monkeypatch.setattr(ring_reading, "LOOK_AGAIN_S", 0.2)
     await save(store, 0, COUNT)
     servers = [server for server, _ in replicas.servers.values()]
-    await until(
-        lambda: all(difference.status()["repairs"]["begun"] for difference in servers),
-        "first repairs",
-    )
+    await until(lambda: all(s.status()["repairs"]["begun"] for s in servers), "first repairs")
     ended = asyncio.Event()
 
     async def load() -> None:
@@ -103,10 +100,8 @@ async def test_replicas_are_compared_under_load(
     server = replicas.servers[2][0]
     server.registers.forget([bucket_of(state_key("cart", "e-1"))])
     differences, _ = await reader.compare()
-    lost = [difference for difference in differences if difference.key == state_key("cart", "e-1")]
-    assert [reader.address_of(difference.disk) for difference in lost] == [
-        str(replicas.addresses[2])
-    ]
+    lost = [row for row in differences if row.key == state_key("cart", "e-1")]
+    assert [reader.address_of(row.disk) for row in lost] == [str(replicas.addresses[2])]
     reader.close()
     ended.set()
     await loading

@@ -96,11 +96,7 @@ async def spread(node: NodeProcess, hosts: int) -> dict[str, int] | None:
     page = await node.page("/v1/partitions/quote")
     counts: Counter[str] = Counter()
     for partition in page["partitions"] if page else ():
-        at = [
-            instance["node"]
-            for instance in partition["instances"]
-            if instance["state"] == "running"
-        ]
+        at = [row["node"] for row in partition["instances"] if row["state"] == "running"]
         if len(at) != 3 or len(set(at)) != 3:
             return None
         counts.update(at)

@@ -153,11 +153,7 @@ def a_lease_that_was_refused_is_taken_as_granted(patch: Patch) -> None:
 
 
 def a_probe_without_an_answer_counts_as_a_death(patch: Patch) -> None:
-    proofs = [
-        outcome
-        for outcome in ProbeOutcome
-        if outcome not in (ProbeOutcome.OPEN, ProbeOutcome.ALIVE)
-    ]
+    proofs = set(ProbeOutcome) - {ProbeOutcome.OPEN, ProbeOutcome.ALIVE}
     patch.setattr(ProbeOutcome, "proves_death", property(lambda self: self in proofs))
 
 
@@ -302,13 +298,9 @@ def weakly_up_is_never_off(patch: Patch) -> None:
     start = cluster.ClusterMembership.__init__
 
     def eager(
-        self: cluster.ClusterMembership,
-        me: Member,
-        name: str,
-        configured: ClusterSettings,
-        *rest: Any,
+        self: cluster.ClusterMembership, me: Member, name: str, read: ClusterSettings, *rest: Any
     ):
-        start(self, me, name, replace(configured, allow_weakly_up_members=2.0), *rest)
+        start(self, me, name, replace(read, allow_weakly_up_members=2.0), *rest)
 
     patch.setattr(cluster.ClusterMembership, "__init__", eager)
 

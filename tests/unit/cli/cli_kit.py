@@ -257,14 +257,8 @@ class FakeNode(PageDouble):
         ]
         moves = [{"shard": s, "from": ME, "to": "new-1:1#0"} for s in "13"]
         rounds = 1 if add or not remove else 0
-        plan_page = {
-            "type": type,
-            "moves": moves,
-            "nodes": rows,
-            "rounds": rounds,
-            "settled": add < 5,
-        }
-        return plan_page | {"held": "an operator has paused it" if add else ""}
+        page = {"type": type, "moves": moves, "nodes": rows, "rounds": rounds, "settled": add < 5}
+        return page | {"held": "an operator has paused it" if add else ""}
 
     async def places(self, type: str) -> Json:
         return {"type": type, "places": [{"shard": "7", "place": "10.0.0.3:1", "node": None}]}

@@ -92,9 +92,7 @@ async def test_the_work_behind_an_answer_is_done(way: str, number: int) -> None:
     assert await shop.ask("a", "act", number * 3) == number * 3
     await until(lambda: all(shop.entity(entity_id).done for entity_id in "abc"), "work is left")
     assert shop.entity("a").done == [number, number * 2, number * 3]
-    await until(
-        lambda: not any(shop.activation(entity_id).busy for entity_id in "abc"), "one is busy"
-    )
+    await until(lambda: not any(shop.activation(i).busy for i in "abc"), "one is busy")
     counts = shop.host.counts
     assert (counts.begun, counts.undone, shop.dropped) == (5, 0, {})
 
@@ -238,12 +236,7 @@ def test_only_functions_without_a_call_in_a_return_are_known_to_return_values() 
         answer = self.work(1)
         return answer  # noqa: RET504
 
-    functions = [
-        lambda self: self.total,
-        lambda self: None,
-        lambda self: self.n + 1,
-        attribute_later,
-    ]
+    plain = [lambda self: self.total, lambda self: None, lambda self: self.n + 1, attribute_later]
     unknown = [lambda self: self.work(1), several, either, by_name, nested, Lazy(generator), len]
-    assert [returns_values(function) for function in functions] == [True] * len(functions)
+    assert [returns_values(function) for function in plain] == [True] * len(plain)
     assert [returns_values(function) for function in unknown] == [False] * len(unknown)

@@ -361,13 +361,9 @@ def test_of_what_was_written_under_one_name_the_later_stays() -> None:
     first = state(a=U, b=U).with_meta(A, "k", b"z")
     later = first.with_meta(B, "k", b"a")
     rival = state(a=U, b=U).with_meta(B, "k", b"y")
-    for first_service, other, data in (
-        (first, later, b"a"),
-        (first, rival, b"z"),
-        (later, rival, b"a"),
-    ):
-        assert first_service.merge(other).meta["k"].data == data
-        assert other.merge(first_service).meta["k"].data == data
+    for left, right, data in ((first, later, b"a"), (first, rival, b"z"), (later, rival, b"a")):
+        assert left.merge(right).meta["k"].data == data
+        assert right.merge(left).meta["k"].data == data
 
 
 def test_TU1_a_new_incarnation_is_another_member() -> None:

@@ -269,15 +269,11 @@ def test_none_is_lost_none_is_early_none_is_woken_twice(seed: int) -> None:
         if not at_work:
             break
         for entity_id in sorted(at_work):
-            shard.save(
-                entity_id,
-                0 if shard.due.get(entity_id, now + 1) <= now else shard.due.get(entity_id, 0),
-            )
+            due = shard.due.get(entity_id, 0)
+            shard.save(entity_id, 0 if due <= now else due)
             shard.handle(Ended(entity_id, True))
         at_work.clear()
-        at_work |= {entity_id for _, entity_id, _ in shard.woken[seen:]} & set(
-            shard.schedule._woken
-        )
+        at_work |= {woken[1] for woken in shard.woken[seen:]} & set(shard.schedule._woken)
     assert [entity_id for at, entity_id in shard.index if at <= now] == [], "never woken"
 
 

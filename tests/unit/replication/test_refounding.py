@@ -134,13 +134,9 @@ def test_differences_name_the_disk_that_is_behind() -> None:
     key, other = state_key("cart", "a"), lease_key("x")
     old, new = row(1, StateValue(1, b"o")), row(1, StateValue(2, b"n"), k=2)
     disks = {1: of({key: new}), 2: of({key: old}), 3: of({key: new, other: row(0, None)})}
-    found_differences = list(differences(disks))
-    assert Difference(key, 2, 1) in found_differences
-    assert {(each.key, each.disk) for each in found_differences} == {
-        (other, 1),
-        (other, 2),
-        (key, 2),
-    }
+    behind = list(differences(disks))
+    assert Difference(key, 2, 1) in behind
+    assert {(each.key, each.disk) for each in behind} == {(other, 1), (other, 2), (key, 2)}
     spoiled = of({key: new._replace(value=StateValue(2, b"?"))})
     assert list(differences({1: of({key: new}), 2: spoiled})) == [Difference(key, 2, 1, True)]
     promised = of({key: Row(ballot(9), ZERO, None)})

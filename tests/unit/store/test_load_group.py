@@ -82,12 +82,7 @@ async def test_groups_are_bounded_and_of_one_type_and_have_an_entity_once(
     ]
     store.gate.set()
     assert await asyncio.gather(*loads) == [b"a", b"a", b"a", b"b"]
-    assert [[load.fence for load in load_group] for load_group in store.groups] == [
-        [1],
-        [2],
-        [3],
-        [4],
-    ]
+    assert [[load.fence for load in loads] for loads in store.groups] == [[1], [2], [3], [4]]
     store.groups.clear()
     await asyncio.gather(
         *(group.load("cart", "7", f"e-{n}", 1) for n in range(2 * GROUP_LOADS + 5))

@@ -34,10 +34,7 @@ class World:
         return fence
 
     async def send(self, fence: int, after: int, *ids: str, name: str = "orders") -> int:
-        entries = [
-            encode_message(OutboxMessage("page", entity_id, "add", b"\x91\x01"))
-            for entity_id in ids
-        ]
+        entries = [encode_message(OutboxMessage("page", i, "add", b"\x91\x01")) for i in ids]
         return await self.outboxes.append(name, fence, after, entries, next(self.op_ids))
 
     async def ids(self, name: str = "orders") -> list[str]:
@@ -132,12 +129,7 @@ async def test_a_message_that_is_given_up_is_empty_for_the_next_opener(world: Wo
             await world.outboxes.drop("orders", number)
     fence = await world.open(producer="p2")
     read = await world.read(fence)
-    assert [message and decode_message(message).entity_id for message in read] == [
-        "a",
-        "b",
-        b"",
-        "d",
-    ]
+    assert [row and decode_message(row).entity_id for row in read] == ["a", "b", b"", "d"]
     assert [decode_message(message).entity_id for message in await world.read(fence, 3)] == ["d"]
     await world.outboxes.trim("orders", fence, 3)
     await world.outboxes.close("orders", "p2", fence, TTL)

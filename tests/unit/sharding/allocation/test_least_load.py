@@ -29,11 +29,7 @@ FEW = 0.02
 def table(loads: list[list[float]]) -> tuple[ShardTable, dict[str, float]]:
     """One list of loads for each region; shards are named 0, 1, 2, ..."""
     regions = nodes(len(loads))
-    rows = [
-        (node, load)
-        for node, shard_loads in zip(regions, loads, strict=True)
-        for load in shard_loads
-    ]
+    rows = [(node, load) for node, part in zip(regions, loads, strict=True) for load in part]
     homes = (ShardHomeAllocated(Home(str(i), n, i + 1)) for i, (n, _) in enumerate(rows))
     made = ShardTable(1, "x").updated_all([*map(RegionRegistered, regions), *homes])
     return made, {str(i): load for i, (_, load) in enumerate(rows)}
@@ -148,19 +144,17 @@ LOADS = st.lists(st.lists(st.integers(0, 1000), max_size=8), min_size=1, max_siz
 def test_plans_make_no_region_heavier_than_the_heaviest_and_come_to_rest(
     loads: list[list[int]],
 ) -> None:
-    seen, known_loads = table([[float(load) for load in load_] for load_ in loads])
-    strategy = LeastLoad(loads=known_loads)
-    presence = 0.1 * sum(known_loads.values()) / max(1, len(known_loads)) or 1.0
+    seen, by_shard = table([[float(load) for load in part] for part in loads])
+    strategy = LeastLoad(loads=by_shard)
+    presence = 0.1 * sum(by_shard.values()) / max(1, len(by_shard)) or 1.0
     heaviest = [
-        max(load_ + presence * len(seen.shards_at(n)) for load_, n in weighed(seen, known_loads))
+        max(part + presence * len(seen.shards_at(n)) for part, n in weighed(seen, by_shard))
     ]
     for _ in range(4):
         moves = strategy.rebalance(seen, seen.regions, {})
         assert len({move.shard for move in moves}) == len(moves)
         seen = moved(seen, moves)
-        most = max(
-            load_ + presence * len(seen.shards_at(n)) for load_, n in weighed(seen, known_loads)
-        )
+        most = max(part + presence * len(seen.shards_at(n)) for part, n in weighed(seen, by_shard))
         assert most <= heaviest[-1] * (1 + FEW)
         heaviest.append(most)
     assert moves == []
