@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import random
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -44,25 +44,10 @@ class TestRedis(JournalSuite):
         return lambda: open_store(url, cluster="shop", timeout=LONG_S)
 
 
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisClusterServers]:
-    with RedisClusterServers(tmp_path_factory.mktemp("cluster")) as servers:
-        asyncio.run(servers.form())
-        yield servers
-
-
-@pytest.fixture
-def empty(servers: RedisClusterServers) -> RedisClusterServers:
-    for master in servers.masters:
-        with servers.client(master) as client:
-            client.flushall()
-    return servers
-
-
 class TestRedisCluster(JournalSuite):
     @pytest.fixture
-    def store_factory(self, empty: RedisClusterServers) -> StoreFactory:
-        return lambda: open_store(empty.url, cluster="shop", timeout=LONG_S)
+    def store_factory(self, empty_cluster: RedisClusterServers) -> StoreFactory:
+        return lambda: open_store(empty_cluster.url, cluster="shop", timeout=LONG_S)
 
 
 class TestPostgres(JournalSuite):
@@ -159,7 +144,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         case "redis":
             return str(request.getfixturevalue("redis_url"))
         case "redis+cluster":
-            return str(request.getfixturevalue("empty").url)
+            return str(request.getfixturevalue("empty_cluster").url)
         case "postgresql":
             return str(request.getfixturevalue("postgres_url"))
         case _:
@@ -343,9 +328,9 @@ async def test_a_paused_server_is_unavailable_and_the_append_is_in_doubt(
 
 
 async def test_slots_move_under_appends_and_no_entry_is_lost_or_twice(
-    empty: RedisClusterServers,
+    empty_cluster: RedisClusterServers,
 ) -> None:
-    async with opened(empty.url) as (store, _):
+    async with opened(empty_cluster.url) as (store, _):
         writer = Journals(store.journals, 7, lane=store.lane)
         moving = True
 
@@ -358,12 +343,12 @@ async def test_slots_move_under_appends_and_no_entry_is_lost_or_twice(
 
         tasks = [asyncio.create_task(write(n)) for n in range(80)]
         moved = 0
-        a, b, _ = empty.masters
+        a, b, _ = empty_cluster.masters
         slots = {slot_of(f"shardbus:shop:{{{KIND}/{shard}}}:") for shard in range(40)}
         here = sorted(slot for slot in slots if slot < REDIS_CLUSTER_HASH_SLOTS // 3)[:6]
         for source, target in ((a, b), (b, a)):
             for slot in here:
-                moved += await asyncio.to_thread(empty.move_slot, slot, source, target)
+                moved += await asyncio.to_thread(empty_cluster.move_slot, slot, source, target)
         moving = False
         assert moved > 20
         for n, end in enumerate(await asyncio.gather(*tasks)):

@@ -9,7 +9,6 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from shardbus.errors import StaleEpoch, StaleFence
 from shardbus.ids import Address
@@ -34,22 +33,15 @@ COUNT, EPOCH = 40, 7
 FENCE, OPS = EPOCH << 32, count(1)
 
 
-@pytest_asyncio.fixture
-async def replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Replicas]:
+@pytest.fixture(autouse=True)
+def frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring_change, "LOOKS_MAX_S", 0.2)
-    replicas = Replicas(tmp_path, 3)
-    replicas.start()
-    await replicas.serving()
-    yield replicas
-    replicas.stop()
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def store(replicas: Replicas) -> AsyncIterator[ReplicatedStore]:
-    store = replicas.store(timeout=2.0)
-    await store.start()
-    yield store
-    await store.close()
+    async with replicas.opened(timeout=2.0) as store:
+        yield store
 
 
 async def save(store: ReplicatedStore, first: int, last: int, data: bytes = b"x") -> None:
