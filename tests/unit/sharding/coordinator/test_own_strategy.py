@@ -191,7 +191,7 @@ class ByLoad(LeastLoad):
 
 
 def test_a_strategy_that_inherits_from_least_load_gets_the_loads_too() -> None:
-    world = ready(own=ByLoad(), live=(A, B))
+    world = ready(strategy=ByLoad(), live=(A, B))
     world.ask(A, "1", "2")
     world.answer()
     world.persisted()
