@@ -36,10 +36,10 @@ async def main() -> None:
                     reader.cancel()
                     with contextlib.suppress(asyncio.CancelledError):
                         await reader
-        for read, pairs in costs.items():
+        for read, runs in costs.items():
             name = f"scraped/{'read' if read else 'unread'}"
-            emit(name, median(c.rate for c in pairs), "msg/s", runs=[round(c.rate) for c in pairs])
-            emit(f"{name}_host_cpu", median(c.host for c in pairs), "us")
+            emit(name, median(c.rate for c in runs), "msg/s", runs=[round(c.rate) for c in runs])
+            emit(f"{name}_host_cpu", median(c.host for c in runs), "us")
         pairs = list(zip(costs[True], costs[False], strict=True))
         less = [1 - read.rate / unread.rate for read, unread in pairs]
         more = [read.host / unread.host - 1 for read, unread in pairs]

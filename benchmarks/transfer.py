@@ -151,7 +151,7 @@ def say(what: str, count: int, done: Ended, shown: bool) -> None:
 
 
 if __name__ == "__main__":
-    states = int(sys.argv[1]) if len(sys.argv) > 1 else STATES
-    for number in (FEW, states):
+    most = int(sys.argv[1]) if len(sys.argv) > 1 else STATES
+    for number in (FEW, most):
         with tempfile.TemporaryDirectory() as made:
-            asyncio.run(measure(number, Path(made), shown=number == states))
+            asyncio.run(measure(number, Path(made), shown=number == most))
