@@ -106,10 +106,18 @@ async def test_N21_a_home_sees_what_a_handler_waits_for() -> None:
         try:
             ids = ("own", "asks", "saves", "thread")
             await until(lambda: all(i in host.active and host.active[i].task for i in ids), "work")
-            own, asks, saves, thread = [await still(node, i) for i in ids]
-            assert (own.method, own.busy, own.moved, own.waits) == ("wait", LOOKS, False, {})
-            assert "in wait" in own.stack[0]
-            assert (own.mailbox, own.mailbox_max) == (1, node.regions["page"].settings.mailbox)
+            waiter, asks, saves, thread = [await still(node, i) for i in ids]
+            assert (waiter.method, waiter.busy, waiter.moved, waiter.waits) == (
+                "wait",
+                LOOKS,
+                False,
+                {},
+            )
+            assert "in wait" in waiter.stack[0]
+            assert (waiter.mailbox, waiter.mailbox_max) == (
+                1,
+                node.regions["page"].settings.mailbox,
+            )
             assert (asks.method, asks.waits) == ("reach", {"page 'own'": LOOKS})
             assert (saves.method, saves.waits) == ("add", {"store": LOOKS})
             assert saves.store.save_under_way > 0.0
@@ -120,6 +128,6 @@ async def test_N21_a_home_sees_what_a_handler_waits_for() -> None:
         await asyncio.gather(*sending)
         after = await seen(node, "saves")
         assert (after.busy, after.store.saves.count, after.store.save_under_way) == (0, 1, 0.0)
-        assert [one.about for one in after.handlers] == ["add"]
+        assert [watched.about for watched in after.handlers] == ["add"]
         assert (after.store.saves.count, after.store.loads.count) == (1, 5)
         assert after.store.all.count >= 6
