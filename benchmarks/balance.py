@@ -4,7 +4,7 @@
     python -m benchmarks.balance --seeds 100 --nodes 9
 
 The machines of a coordinator run without network and clock. Regions report every `REPORT_S` seconds
-what sampling finds, with its error; `load_estimates` averages it, `least-load` plans with it, and
+the sampled loads, with their error; `load_estimates` averages it, `least-load` plans with it, and
 each move takes place at once. The baseline is `least-shards` on the same shards, which evens out
 their number. The figures do not depend on the machine.
 
@@ -48,8 +48,8 @@ LIMIT = 1.2
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one seed: the load of the busiest node as a part of the mean before and after,
-    the moves, how many shards moved twice or more, and the fewest moves to what was reached and to
+    """The result of one seed: the load of the busiest node as a part of the mean before and after,
+    the moves, how many shards moved twice or more, and the fewest moves to the reached load and to
     `LIMIT`."""
 
     before: float
@@ -94,29 +94,29 @@ def fewest_moves(table: ShardTable, loads: Mapping[str, float], most: float) -> 
     """Return a number of moves below which no plan brings every node to `most` of the mean."""
     cap = most * sum(loads.values()) / len(table.regions)
     top = max(loads, key=loads.__getitem__)
-    found = []
+    candidates = []
     for end in table.regions:  # the node that has the busiest shard at last
         moves = int(table.homes[top].node != end)
         for node in table.regions:
-            own = sorted(loads[s] for s in table.shards_at(node) if s != top)
-            left = sum(own) + (loads[top] if node == end else 0.0)
-            while own and left > cap * (1 + 1e-9):
-                left -= own.pop()
+            sizes = sorted(loads[s] for s in table.shards_at(node) if s != top)
+            left = sum(sizes) + (loads[top] if node == end else 0.0)
+            while sizes and left > cap * (1 + 1e-9):
+                left -= sizes.pop()
                 moves += 1
-        found.append(moves)
-    return min(found)
+        candidates.append(moves)
+    return min(candidates)
 
 
 def measured(loads: Mapping[str, float], shards: Iterable[str], dice: Random) -> dict[str, float]:
-    """Return what sampling finds: each shard gets its part of the samples, as chance has it."""
-    own = {shard: loads[shard] for shard in shards}
-    whole = sum(own.values())
-    found = {}
-    for shard, load in own.items():
+    """Return the sampled loads: each shard gets its part of the samples, as chance has it."""
+    shard_loads = {shard: loads[shard] for shard in shards}
+    whole = sum(shard_loads.values())
+    loads_of = {}
+    for shard, load in shard_loads.items():
         expected = SAMPLES * load / whole
         samples = max(0.0, dice.gauss(expected, expected**0.5))
-        found[shard] = whole * samples / SAMPLES
-    return found
+        loads_of[shard] = whole * samples / SAMPLES
+    return loads_of
 
 
 def balance(strategy: AllocationStrategy, seed: int, shards: int = 300, nodes: int = 5) -> Outcome:
@@ -160,23 +160,27 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=300)
     parser.add_argument("--nodes", type=int, default=5)
     chosen = parser.parse_args()
-    own = {"shards": chosen.shards, "nodes": chosen.nodes, "seeds": chosen.seeds}
+    parameters = {"shards": chosen.shards, "nodes": chosen.nodes, "seeds": chosen.seeds}
     for name, strategy in (("least_shards", LeastShard()), ("least_load", LeastLoad())):
-        found = [
+        results = [
             balance(strategy, seed, chosen.shards, chosen.nodes) for seed in range(chosen.seeds)
         ]
         figures = {
-            "before": [one.before for one in found],
-            "busiest": [one.busiest for one in found],
-            "moves": [float(one.moves) for one in found],
-            "moved_again": [float(one.again) for one in found],
-            "moves_ratio": [one.moves / max(1, one.fewest) for one in found],
-            "moves_ratio_to_limit": [one.moves / max(1, one.fewest_to_limit) for one in found],
+            "before": [result.before for result in results],
+            "busiest": [result.busiest for result in results],
+            "moves": [float(result.moves) for result in results],
+            "moved_again": [float(result.again) for result in results],
+            "moves_ratio": [result.moves / max(1, result.fewest) for result in results],
+            "moves_ratio_to_limit": [run.moves / max(1, run.fewest_to_limit) for run in results],
         }
         for figure, values in figures.items():
             unit = "moves" if figure in ("moves", "moved_again") else "x"
             emit(
-                f"balance_{name}_{figure}", median(values), unit, **own, worst=round(max(values), 3)
+                f"balance_{name}_{figure}",
+                median(values),
+                unit,
+                **parameters,
+                worst=round(max(values), 3),
             )
 
 

@@ -1,4 +1,4 @@
-"""Compare the hot path of this checkout with that of another one, in short slices in turn.
+"""Compare the hot path of this checkout with another checkout's, in short slices in turn.
 
     git worktree add /tmp/before COMMIT
     python -m benchmarks.checkouts /tmp/before [WORK ...] [--pairs 60] [--slice 0.3] [--starts 4]
@@ -148,15 +148,15 @@ def compare(roots: Sequence[Path], work: str, pairs: int, seconds: float) -> Rat
         amount = amount_of(work, (ours, theirs), seconds)
         for pair in range(pairs):
             order = (ours, theirs) if pair % 2 else (theirs, ours)
-            found = {worker: worker.run(work, amount) for worker in order}
-            for what, value in found[ours].items():
-                ratios.setdefault(f"{work}_{what}", []).append(value / found[theirs][what])
+            rates = {worker: worker.run(work, amount) for worker in order}
+            for what, value in rates[ours].items():
+                ratios.setdefault(f"{work}_{what}", []).append(value / rates[theirs][what])
     return ratios
 
 
 @contextmanager
 def running_redis() -> Iterator[str]:
-    """Run a Redis that keeps what it has acknowledged; yield its URL."""
+    """Run a Redis that keeps acknowledged writes; yield its URL."""
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
         RedisServer(Path(folder)) as server,
@@ -191,11 +191,11 @@ def main() -> None:
     with measured(here) as ours, measured(options.other) as theirs:
         for _ in range(options.starts):
             for work in works:
-                for name, found in compare((ours, theirs), work, each, options.seconds).items():
-                    ratios.setdefault(name, []).extend(found)
-    for name, found in ratios.items():
-        quartiles = [round(q, 3) for q in statistics.quantiles(found, n=4)]
-        emit(f"checkouts/{name}", median(found), "x", pairs=len(found), quartiles=quartiles)
+                for name, rates in compare((ours, theirs), work, each, options.seconds).items():
+                    ratios.setdefault(name, []).extend(rates)
+    for name, rates in ratios.items():
+        quartiles = [round(q, 3) for q in statistics.quantiles(rates, n=4)]
+        emit(f"checkouts/{name}", median(rates), "x", pairs=len(rates), quartiles=quartiles)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Messages through a proxy that cuts the connection again and again: what is lost, repeated or
-reordered. One producer, the public client, one node started by the command line that advertises
-the proxy's port; each entity checks its numbers.
+"""Messages through a proxy that cuts the connection again and again: the lost, repeated and
+reordered ones. One producer, the public client, one node started by the command line that
+advertises the proxy's port; each entity checks its numbers.
 
     python -m benchmarks.cuts                  10,000,000 messages, 1,000 cuts
     python -m benchmarks.cuts 200000 20        fewer
@@ -28,7 +28,7 @@ from tests.ports import free_port
 
 ENTITIES = 1_000
 BYTES = 15
-"""About what a message takes on the way."""
+"""About the time of a message on the way."""
 START = "import sys; from shardbus_cli.main import main; sys.exit(main())"
 
 
@@ -48,7 +48,7 @@ class ProxyProcess:
         self.port: int = json.loads(self._out.readline())["port"]
 
     def end(self) -> dict[str, int]:
-        """Stop the proxy and return what it did."""
+        """Stop the proxy and return its counts."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         done: dict[str, int] = json.loads(self._out.readline())
@@ -57,7 +57,7 @@ class ProxyProcess:
 
 
 async def run(messages: int, cuts: int, seed: int = 1) -> dict[str, Any]:
-    """Send `messages` through `cuts` and return what arrived."""
+    """Send `messages` through `cuts` and return the arrived ones."""
     rounds = messages // ENTITIES
     port, gossip, http = free_port(), free_port(), free_port()
     proxy = ProxyProcess(port, cuts, max(1, messages * BYTES // max(cuts, 1)), seed)
@@ -79,7 +79,7 @@ async def run(messages: int, cuts: int, seed: int = 1) -> dict[str, Any]:
                 await asyncio.sleep(0)
             await client.flush()
             seconds = time.monotonic() - begun
-            await host.settled(rounds * ENTITIES)  # what is confirmed may wait in a mailbox
+            await host.settled(rounds * ENTITIES)  # a confirmed message may wait in a mailbox
             seen = await host.ask("rss")
             lost = client.lost_messages
     done = proxy.end()
@@ -101,11 +101,11 @@ async def main() -> None:
     """Measure and print."""
     arguments = [int(word) for word in sys.argv[1:]]
     messages = arguments[0] if arguments else 10_000_000
-    found = await run(messages, arguments[1] if len(arguments) > 1 else 1_000)
-    lost = found["sent"] - found["handled"]
-    emit("cuts/lost", lost, "messages", **found)
-    emit("cuts/missed_or_again", found["missed"] + found["again"], "messages")
-    emit("cuts/rate", found["sent"] / found["seconds"], "msg/s")
+    counts = await run(messages, arguments[1] if len(arguments) > 1 else 1_000)
+    lost = counts["sent"] - counts["handled"]
+    emit("cuts/lost", lost, "messages", **counts)
+    emit("cuts/missed_or_again", counts["missed"] + counts["again"], "messages")
+    emit("cuts/rate", counts["sent"] / counts["seconds"], "msg/s")
 
 
 if __name__ == "__main__":

@@ -58,8 +58,8 @@ async def compare(kind: str, product: Product) -> None:
             rate, taken = await asked(side, IN_FLIGHT, SECONDS)
             after, count = (await side.host.ask("cpu"))["cpu"], 1000 * len(taken)
             rates[side.name].append(rate)
-            own = time.process_time_ns() - mine
-            costs[side.name].append(((after - before) / count, own / count))
+            elapsed = time.process_time_ns() - mine
+            costs[side.name].append(((after - before) / count, elapsed / count))
     for side in sides:
         name, runs = f"deliveries/{kind}/{side.name}", [round(rate) for rate in rates[side.name]]
         emit(name, median(rates[side.name]), "req/s", runs=runs)

@@ -4,7 +4,7 @@ A cluster of three real nodes; a fourth joins, is Up everywhere, and is killed; 
 Every fourth time it is the oldest that dies, with the leader and the coordinators. Views are read
 over HTTP, every few milliseconds, so the figures include that step. How long the newcomers took to
 be Up in every view is printed too: from the start of the process, and from its first answer over
-HTTP, which is when it begins to join. What lies between is Python's.
+HTTP, which is when it begins to join. The time between is Python's.
 
     python -m benchmarks.detection [KILLS]        20 by default
 """

@@ -1,4 +1,4 @@
-"""What encryption costs: tells and asks with a secret and without, in turn, in one run.
+"""The cost of encryption: tells and asks with a secret and without, in turn, in one run.
 
     python -m benchmarks.encryption [--rounds 5] [--seconds 3] [--payload 64]
 
@@ -44,17 +44,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--payload", type=int, default=64)
-    given = parser.parse_args()
+    options = parser.parse_args()
     plain: dict[str, list[float]] = defaultdict(list)
     keyed: dict[str, list[float]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         secret = Path(folder) / "cluster.secret"
         write_private(secret, secrets_text([new_secret()]))
-        words = ["--seconds", str(given.seconds), "--payload", str(given.payload)]
-        for _ in range(given.rounds):
-            for own, found in (([], plain), (["--secret", str(secret)], keyed)):
-                for name, value in measured([*words, *own]).items():
-                    found[name].append(value)
+        words = ["--seconds", str(options.seconds), "--payload", str(options.payload)]
+        for _ in range(options.rounds):
+            for flags, rates in (([], plain), (["--secret", str(secret)], keyed)):
+                for name, value in measured([*words, *flags]).items():
+                    rates[name].append(value)
     for name, values in plain.items():
         before, after = statistics.median(values), statistics.median(keyed[name])
         row = {"name": name, "plain": before, "encrypted": after, "ratio": after / before}

@@ -34,12 +34,12 @@ def help_s(*words: str) -> float:
     return time.monotonic() - began
 
 
-async def ask(addresses: list[str], wanted: int) -> None:
+async def ask(addresses: list[str], expected: int) -> None:
     """Ask an entity, as a client that connects for it."""
     async with AsyncClient(*addresses, cluster="first", timeout=DEADLINE_S) as client:
-        found = await client.call("counter", "a-1", "factor")
-        if found != wanted:
-            raise SystemExit(f"the answer is {found}, not {wanted}")
+        factor = await client.call("counter", "a-1", "factor")
+        if factor != expected:
+            raise SystemExit(f"the answer is {factor}, not {expected}")
 
 
 async def line_with(text: str, dev: subprocess.Popen[str]) -> None:
@@ -72,26 +72,26 @@ async def round_s() -> dict[str, float]:
         command = [SHARDBUS, "dev", "app:bus", "--reload"]
         command += ["--port", str(port), "--http-port", str(http_port)]
         addresses = [f"tcp://127.0.0.1:{port + 10 * n}" for n in range(3)]
-        found: dict[str, float] = {}
+        seconds: dict[str, float] = {}
         began = time.monotonic()
         with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as dev:
             try:
                 await line_with("ready:", dev)
-                found["ready"] = time.monotonic() - began
+                seconds["ready"] = time.monotonic() - began
                 await ask(addresses, 1)
-                found["first_answer"] = time.monotonic() - began
+                seconds["first_answer"] = time.monotonic() - began
                 (Path(folder) / "app.py").write_text(APP.replace("FACTOR = 1", "FACTOR = 22"))
                 began = time.monotonic()
                 await line_with("the nodes run the new code", dev)
                 await ask(addresses, 22)
-                found["reload"] = time.monotonic() - began
+                seconds["reload"] = time.monotonic() - began
                 began = time.monotonic()
                 dev.send_signal(signal.SIGINT)
                 await asyncio.to_thread(dev.wait, DEADLINE_S)
-                found["end"] = time.monotonic() - began
+                seconds["end"] = time.monotonic() - began
             finally:
                 dev.kill()
-        return found
+        return seconds
 
 
 def free_block() -> tuple[int, int]:

@@ -15,8 +15,8 @@ in turn:
     noise        random bytes after a good greeting
 
 The attempts come from many addresses of the loopback, because the handshakes of one address are
-bounded. Prints one JSON line: attempts by kind, what got through, how many members the node sees
-afterwards, and what it has counted. Exits 1 if anything got through.
+bounded. Prints one JSON line: attempts by kind, successes, the members in the node's view
+afterwards, and its counters. Exits 1 if anything got through.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _DONE = (
 
 
 class Target:
-    """The node, and what of the attempts has reached it."""
+    """The node, and the attempts that have reached it."""
 
     def __init__(self, folder: Path) -> None:
         self.secret = folder / "cluster.secret"
@@ -75,8 +75,8 @@ class Target:
         """Start the node and count every frame that reaches it."""
         bus = ShardBus("forged")
         port = free_port()
-        own = NodeSettings(port=port, gossip_port=free_port())
-        settings = Settings(node=own, security=SecuritySettings(secret=str(self.secret)))
+        node_settings = NodeSettings(port=port, gossip_port=free_port())
+        settings = Settings(node=node_settings, security=SecuritySettings(secret=str(self.secret)))
         node = self.node = Node(bus.name, bus.types, settings, MemoryStore())
         count = self._counted
         original = ZmqNetwork.listen
@@ -117,7 +117,7 @@ class Stranger:
         self._attempts = 0
 
     async def record(self) -> None:
-        """Record what a good peer sends, by a relay in between, and send nothing of it on."""
+        """Record the frames of a good peer, by a relay in between, and send nothing of it on."""
         taken = bytearray()
         port = self._target.ports[0]
 
@@ -238,7 +238,7 @@ class Stranger:
 
 
 async def run(attempts: int, batch: int, seed: int) -> dict[str, Any]:
-    """Attack a new node. Returns what came of it."""
+    """Attack a new node. Returns the outcome."""
     with tempfile.TemporaryDirectory() as folder:
         target = Target(Path(folder))
         await target.start()
@@ -254,7 +254,7 @@ async def run(attempts: int, batch: int, seed: int) -> dict[str, Any]:
         stranger.close()
         view, node = target.node.view, target.node
         assert view is not None
-        found = {
+        report = {
             "name": "forgeries",
             "attempts": dict(Counter(kinds)),
             "ends": dict(ends),
@@ -265,13 +265,13 @@ async def run(attempts: int, batch: int, seed: int) -> dict[str, Any]:
             "counted": dict(node.endpoint.dropped_frames) | {"gossip": node.cluster.dropped_frames},
         }
         await node.close()
-        return found
+        return report
 
 
-def through(found: dict[str, Any]) -> int:
+def through(report: dict[str, Any]) -> int:
     """Return how many attempts got anywhere."""
-    known = int(found["members"]) - 1 + int(found["sessions"])
-    return known + int(found["ends"].get("admitted", 0)) + int(sum(found["reached"].values()))
+    reached = int(report["members"]) - 1 + int(report["sessions"])
+    return reached + int(report["ends"].get("admitted", 0)) + int(sum(report["reached"].values()))
 
 
 def main() -> int:
@@ -280,10 +280,10 @@ def main() -> int:
     parser.add_argument("--attempts", type=int, default=10_000)
     parser.add_argument("--batch", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
-    found = asyncio.run(run(given.attempts, given.batch, given.seed))
-    print(json.dumps(found | {"through": through(found)}))
-    return 1 if through(found) else 0
+    options = parser.parse_args()
+    report = asyncio.run(run(options.attempts, options.batch, options.seed))
+    print(json.dumps(report | {"through": through(report)}))
+    return 1 if through(report) else 0
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python -m benchmarks.frames [--only WORD] [--size 16777216] [--rounds 1] [--inside] [--bursts]
 
 A node with 64 shards runs in a process of its own. A client and a member of its cluster send it one
-large frame at a time, and a thread asks for `/livez` one request after the other, until the node
+large frame at a time, and a thread requests `/livez` again and again, until the node
 has been quick for a while. The frames, each as large as `--size` bytes or its bounds allow:
 
     client     runs of every kind with the greatest counts: one entity, many, unknown types, long
@@ -17,7 +17,8 @@ control messages of each class at once, which its session sends in frames of 128
 any sender; these are printed as `frames_burst`, and have no limit.
 
 With `--inside` the node runs in this process, and the figure is the processor time of the longest
-callback of its loop. It needs no quiet cores, and names what must be cut into slices.
+callback of its loop. It needs no quiet cores, and names the frames whose work must be cut into
+slices.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ SETTINGS = ("cluster.min_members=1", "log.level=error")
 
 
 class Livez:
-    """Asks for `/livez` from a thread, without a pause but a short one."""
+    """Requests `/livez` from a thread, with short pauses."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -146,12 +147,12 @@ class Held:
 # ---- values
 
 
-def plain(wanted: Any, size: int) -> Any:
+def plain(declared_type: Any, size: int) -> Any:
     """Return the plain form of a value of a type, whose lists fill about `size` bytes."""
     info = (
-        msgspec.inspect.type_info(wanted)
-        if not isinstance(wanted, msgspec.inspect.Type)
-        else wanted
+        msgspec.inspect.type_info(declared_type)
+        if not isinstance(declared_type, msgspec.inspect.Type)
+        else declared_type
     )
     match info:
         case msgspec.inspect.DataclassType(fields=parts):
@@ -165,9 +166,9 @@ def plain(wanted: Any, size: int) -> Any:
             | msgspec.inspect.ListType(item_type=item, max_length=most)
             | msgspec.inspect.SetType(item_type=item, max_length=most)
         ):
-            one = plain(item, 0)
-            count = max(1, size // len(msgspec.msgpack.encode(one)))
-            return [one] * min(count, most or count)
+            item_ = plain(item, 0)
+            count = max(1, size // len(msgspec.msgpack.encode(item_)))
+            return [item_] * min(count, most or count)
         case msgspec.inspect.DictType(value_type=value, max_length=most):
             count = max(1, size // (9 + len(msgspec.msgpack.encode(plain(value, 0)))))
             return {f"{n:07d}": plain(value, 0) for n in range(min(count, most or count))}
@@ -193,17 +194,17 @@ def control(cls: type, sender: NodeId, size: int, *, distinct: bool) -> batch.Co
         if field.name in ("node", "coordinator") and isinstance(value[field.name], list):
             value[field.name] = list(sender)
         if distinct and isinstance(value[field.name], list):
-            value[field.name] = [renamed(one, n) for n, one in enumerate(value[field.name])]
+            value[field.name] = [renamed(item, n) for n, item in enumerate(value[field.name])]
     return batch.Control(cls.__name__, COUNTER, msgspec.msgpack.encode(value))
 
 
-def renamed(one: Any, number: int) -> Any:
+def renamed(item: Any, number: int) -> Any:
     """Return an item of a list under another shard."""
-    if isinstance(one, str):
+    if isinstance(item, str):
         return str(number)
-    if isinstance(one, list) and one and isinstance(one[0], str) and len(one) == len(Home._fields):
-        return [str(number), *one[1:]]
-    return one
+    if isinstance(item, list) and len(item) == len(Home._fields) and isinstance(item[0], str):
+        return [str(number), *item[1:]]
+    return item
 
 
 # ---- frames of a client
@@ -249,8 +250,8 @@ def client_batches(size: int) -> Iterator[tuple[str, bytes]]:
     each = max(64, (size - RESERVE) // half)
     me = NodeId("n1", 7001, 1)
     for cls in CONTROL:
-        one = control(cls, me, each, distinct=True)
-        yield f"many_{cls.__name__}", batch.encode_batch([one] * half)
+        message = control(cls, me, each, distinct=True)
+        yield f"many_{cls.__name__}", batch.encode_batch([message] * half)
         for distinct in (True, False):
             kind = "distinct" if distinct else "same"
             alone = control(cls, me, size, distinct=distinct)
@@ -284,8 +285,8 @@ def memberships(node: NodeId, size: int) -> Iterator[tuple[str, bytes]]:
         joining.Welcome(state),
         joining.GossipState(node, state),
     ]
-    for one in kinds:
-        yield type(one).__name__, gossip.encode(one)
+    for kind in kinds:
+        yield type(kind).__name__, gossip.encode(kind)
     for tag in range(1, 12):
         head = bytes((0x93, tag))
         yield f"plain_{tag}", b"\x01\x00" + head + b"\x91" * (size - RESERVE)
@@ -298,7 +299,7 @@ def memberships(node: NodeId, size: int) -> Iterator[tuple[str, bytes]]:
 
 
 Frame = tuple[str, int, Callable[[], object]]
-"""Its name, its size in bytes, and what sends it."""
+"""Its name, its size in bytes, and its sender."""
 
 
 def client(target: NodeId, size: int) -> Iterator[Frame]:
@@ -339,9 +340,9 @@ def member(node: Node, target: NodeId, size: int, *, bursts: bool) -> Iterator[F
 
     for cls in CONTROL:
         for distinct in (True, False):
-            one = control(cls, node.me, size, distinct=distinct)
+            sample = control(cls, node.me, size, distinct=distinct)
             name = f"member {cls.__name__} {'distinct' if distinct else 'same'}"
-            yield name, len(one.body), partial(send, one, 1)
+            yield name, len(sample.body), partial(send, sample, 1)
         if not bursts:
             continue
         many = control(cls, node.me, max(64, (size - RESERVE) // 1000), distinct=True)
@@ -368,9 +369,9 @@ async def measure(measured: Livez | Held, frames: Iterator[Frame], only: str, ro
 
 async def joined(folder: str, seeds: tuple[str, ...]) -> Node:
     """Start a node in this process, and return it once it is Up."""
-    own = NodeSettings(port=free_port(), gossip_port=free_port(), seeds=seeds)
+    settings = NodeSettings(port=free_port(), gossip_port=free_port(), seeds=seeds)
     store = open_store(f"sqlite:///{folder}/store.db", cluster=bus.name)
-    node = Node(bus.name, bus.types, Settings(node=own), store)
+    node = Node(bus.name, bus.types, Settings(node=settings), store)
     await node.start()
     node.join("127.0.0.1:0")
     await wait(lambda: node.members.is_up, "the member", 0.05)
@@ -381,17 +382,17 @@ async def run(only: str, size: int, rounds: int, *, bursts: bool) -> float:
     """Measure `/livez` of a node in a process of its own. Returns the longest time in ms."""
     with tempfile.TemporaryDirectory() as folder:
         process = NodeProcess(folder, [], SETTINGS)
-        own: Node | None = None
+        member_node: Node | None = None
         try:
             await wait(lambda: settled([process]), "the node", 0.05)
             target = NodeId.parse(str(process.view()["self"]))
-            own = await joined(folder, (process.address,))
-            of_member = member(own, target, size, bursts=bursts)
+            member_node = await joined(folder, (process.address,))
+            of_member = member(member_node, target, size, bursts=bursts)
             frames = chain(client(target, size), newcomer(target, size), of_member)
             return await measure(Livez(process.http), frames, only, rounds)
         finally:
-            if own is not None:
-                await own.close()
+            if member_node is not None:
+                await member_node.close()
             process.kill()
 
 
@@ -402,21 +403,21 @@ async def inside(only: str, size: int, rounds: int) -> float:
         session = node.loopback
 
         def to_itself(cls: type, distinct: bool, length: int, times: int) -> Frame:
-            one = control(cls, node.me, length, distinct=distinct)
+            message = control(cls, node.me, length, distinct=distinct)
 
             def post() -> None:
                 for _ in range(times):
-                    session.outbox.control(one)
+                    session.outbox.control(message)
 
             name = f"member {cls.__name__} {times} {'distinct' if distinct else 'same'}"
-            return name, times * len(one.body), lambda: node.loop.call_soon_threadsafe(post)
+            return name, times * len(message.body), lambda: node.loop.call_soon_threadsafe(post)
 
-        own = (
+        handlers = (
             to_itself(cls, distinct, length, times)
             for cls in CONTROL
             for distinct, length, times in ((True, size, 1), (False, size, 1), (True, 2600, 100))
         )
-        frames = chain(client(node.me, size), newcomer(node.me, size), own)
+        frames = chain(client(node.me, size), newcomer(node.me, size), handlers)
         try:
             return await measure(Held(), frames, only, rounds)
         finally:
@@ -431,11 +432,11 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--inside", action="store_true", help="processor time of callbacks")
     parser.add_argument("--bursts", action="store_true", help="1,000 control messages at once, too")
-    given = parser.parse_args()
-    if given.inside:
-        measured = inside(given.only, given.size, given.rounds)
+    options = parser.parse_args()
+    if options.inside:
+        measured = inside(options.only, options.size, options.rounds)
     else:
-        measured = run(given.only, given.size, given.rounds, bursts=given.bursts)
+        measured = run(options.only, options.size, options.rounds, bursts=options.bursts)
     return int(asyncio.run(measured) > LIMIT_MS)
 
 

@@ -14,9 +14,9 @@ SIGTERM to the end of the process, and its `ratio` the median of the rounds' rat
 mode `drop` a dropped ask fails, and has no wait; their number stands beside the figure.
 
 While a host leaves, every ask waits for a core, also one for an entity that stays where it is. So
-`added` is what the move itself adds: the 99th percentile of the asks of all rounds to entities that
-moved, less that of the asks to entities that stayed, sent in the same leaves. Its `ratio` is that
-to the figure of `buffer`.
+`added` is the cost of the move itself: the 99th percentile of the asks of all rounds to entities
+that moved, less the percentile of the asks to entities that stayed, sent in the same leaves. Its
+`ratio` is that to the figure of `buffer`.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ BASE = "buffer"
 MODES = ("ordered", "forward", "drop")
 FILL_RATE = 15_000
 GOSSIP = "/gossip"
-"""After a mode: nodes learn homes from each other, and not each from the coordinator."""
+"""After a mode: nodes get homes from each other, and not each from the coordinator."""
 
 
 @dataclass(frozen=True)
 class Leave:
-    """One leave: the waits of asks for entities that moved and that stayed, in order and in
-    milliseconds, and what went wrong."""
+    """One leave: the waits of asks to entities that moved and that stayed, in order and in
+    milliseconds, and the errors."""
 
     moved: list[float]
     stayed: list[float]
@@ -57,15 +57,15 @@ class Leave:
 
 
 def added_ms(leaves: list[Leave]) -> float:
-    """Return what moving adds to the 99th percentile of the waits in these leaves."""
-    moved = sorted(wait for one in leaves for wait in one.moved)
-    stayed = sorted(wait for one in leaves for wait in one.stayed)
+    """Return the time that moving adds to the 99th percentile of the waits in these leaves."""
+    moved = sorted(wait for leave_ in leaves for wait in leave_.moved)
+    stayed = sorted(wait for leave_ in leaves for wait in leave_.stayed)
     return percentile(moved, 0.99) - percentile(stayed, 0.99)
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What is the same in every leave of a run."""
+    """The options that are the same in every leave of a run."""
 
     store: str
     store_ms: float
@@ -73,15 +73,15 @@ class Conditions:
     more_entities: int
 
 
-async def leave(mode: str, given: Conditions) -> Leave:
+async def leave(mode: str, conditions: Conditions) -> Leave:
     """Let one of three hosts leave in this mode."""
     os.environ["BENCH_HANDOFF"] = mode.removesuffix(GOSSIP)
     os.environ["BENCH_HOMES"] = "gossip" if mode.endswith(GOSSIP) else "ask"
-    async with Lab.of(3, given.store, store_ms=given.store_ms) as lab:
+    async with Lab.of(3, conditions.store, store_ms=conditions.store_ms) as lab:
         await lab.level()
-        if given.more_entities:
-            await lab.messages(ENTITIES, given.more_entities, rate=FILL_RATE)
-        async with lab.load(rate=given.rate) as load:
+        if conditions.more_entities:
+            await lab.messages(ENTITIES, conditions.more_entities, rate=FILL_RATE)
+        async with lab.load(rate=conditions.rate) as load:
             await asyncio.sleep(BEFORE_S)
             victim, at = lab.take("youngest"), time.monotonic_ns()
             await ended(victim)
@@ -97,40 +97,40 @@ async def leave(mode: str, given: Conditions) -> Leave:
         return Leave(moved, stayed, counts.failed(load.asked), len(tally.lost), tally.reordered)
 
 
-async def compare(modes: list[str], rounds: int, given: Conditions) -> None:
+async def compare(modes: list[str], rounds: int, conditions: Conditions) -> None:
     """Run every round and print one line for each mode."""
-    found: dict[str, list[Leave]] = {mode: [] for mode in (BASE, *modes)}
+    leaves_of: dict[str, list[Leave]] = {mode: [] for mode in (BASE, *modes)}
     for _ in range(rounds):
-        for mode, leaves in found.items():
-            leaves.append(await leave(mode, given))
-    own = {
-        **parameters(3, given.store),
-        **asdict(given),
+        for mode, leaves in leaves_of.items():
+            leaves.append(await leave(mode, conditions))
+    figures = {
+        **parameters(3, conditions.store),
+        **asdict(conditions),
         "load": round(os.getloadavg()[0], 1),
     }
-    for mode, leaves in found.items():
-        pairs = zip(leaves, found[BASE], strict=True)
-        ratio = median([one.wait_ms / max(base.wait_ms, 1e-6) for one, base in pairs])
+    for mode, leaves in leaves_of.items():
+        pairs = zip(leaves, leaves_of[BASE], strict=True)
+        ratio = median([leave_.wait_ms / max(base.wait_ms, 1e-6) for leave_, base in pairs])
         emit(
             f"leave_{mode.replace('/', '_')}_wait_p99",
-            median([one.wait_ms for one in leaves]),
+            median([leave_.wait_ms for leave_ in leaves]),
             "ms",
-            **own,
+            **figures,
             ratio=round(ratio, 3),
-            rounds=[round(one.wait_ms, 1) for one in leaves],
-            asks_failed=sum(one.failed for one in leaves),
-            tells_lost=sum(one.lost for one in leaves),
-            tells_reordered=sum(one.reordered for one in leaves),
+            rounds=[round(leave_.wait_ms, 1) for leave_ in leaves],
+            asks_failed=sum(leave_.failed for leave_ in leaves),
+            tells_lost=sum(leave_.lost for leave_ in leaves),
+            tells_reordered=sum(leave_.reordered for leave_ in leaves),
         )
-        added, base_ms = added_ms(leaves), added_ms(found[BASE])
+        added, base_ms = added_ms(leaves), added_ms(leaves_of[BASE])
         emit(
             f"leave_{mode.replace('/', '_')}_added_p99",
             added,
             "ms",
-            **own,
+            **figures,
             ratio=round(added / base_ms, 3) if base_ms > 0 else None,
-            asks_moved=sum(len(one.moved) for one in leaves),
-            asks_stayed=sum(len(one.stayed) for one in leaves),
+            asks_moved=sum(len(leave_.moved) for leave_ in leaves),
+            asks_stayed=sum(len(leave_.stayed) for leave_ in leaves),
         )
 
 
@@ -152,8 +152,8 @@ def main() -> None:
     store, store_ms = arguments.store, arguments.store_ms
     if store_ms and store != "redis":
         parser.error("--store-ms needs --store redis")
-    given = Conditions(store, store_ms, arguments.rate, arguments.entities)
-    asyncio.run(compare(arguments.modes or list(MODES), arguments.rounds, given))
+    conditions = Conditions(store, store_ms, arguments.rate, arguments.entities)
+    asyncio.run(compare(arguments.modes or list(MODES), arguments.rounds, conditions))
 
 
 if __name__ == "__main__":

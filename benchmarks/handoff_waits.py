@@ -6,12 +6,12 @@ one way, a request of the store as long as given. One node leaves, and each of i
 every `EACH_S`. The figures depend on nothing else, so every run has the same.
 
     python -m benchmarks.handoff_waits                     asks of a node, and of a client
-    python -m benchmarks.handoff_waits --homes gossip      nodes learn homes from each other
+    python -m benchmarks.handoff_waits --homes gossip      nodes get homes from each other
     python -m benchmarks.handoff_waits --store-ms 1        a store that answers sooner
 
-The wait of an entity is what its longest ask took beyond an undisturbed one. The figure is the 99th
-percentile of the entities that moved, and `ratio` compares it with that of mode `buffer`. An ask
-that is dropped fails, and has no wait; their number stands beside the figure.
+The wait of an entity is the time of its longest ask beyond an undisturbed one. The figure is the
+99th percentile of the entities that moved, and `ratio` compares it with mode `buffer`. An
+ask that is dropped fails, and has no wait; their number stands beside the figure.
 """
 
 from __future__ import annotations
@@ -36,54 +36,55 @@ BEFORE_S, AFTER_S, SETTLED_S = 0.5, 0.5, 5.0
 
 
 class Asks:
-    """Asks an entity of each shard in turn, and writes down what happens."""
+    """Asks an entity of each shard in turn, and writes down the outcomes."""
 
     def __init__(self) -> None:
-        found: dict[str, str] = {}
+        homes: dict[str, str] = {}
         number = 0
-        while len(found) < SHARDS:
-            found.setdefault(shard_of(str(number), SHARDS), str(number))
+        while len(homes) < SHARDS:
+            homes.setdefault(shard_of(str(number), SHARDS), str(number))
             number += 1
-        self.ids = list(found.values())
+        self.ids = list(homes.values())
         self.took: list[tuple[str, float, float]] = []
         """The entity, when it was asked, and how long that took."""
         self.failed: list[str] = []
         self._running: set[asyncio.Task[None]] = set()
 
     async def run(self, refs: dict[str, Any]) -> None:
-        """Ask for ever, without waiting for answers."""
+        """Send without an end, without waiting for answers."""
         loop = asyncio.get_running_loop()
         turn, each = 0, round(SHARDS * STEP_S / EACH_S)
         while True:
             for n in range(turn, turn + each):
-                one = self.ids[n % SHARDS]
-                task = loop.create_task(self._ask(one, refs[one]))
+                entity_id = self.ids[n % SHARDS]
+                task = loop.create_task(self._ask(entity_id, refs[entity_id]))
                 self._running.add(task)
                 task.add_done_callback(self._running.discard)
             turn += each
             await asyncio.sleep(STEP_S)
 
-    async def _ask(self, one: str, ref: Any) -> None:
+    async def _ask(self, entity_id: str, ref: Any) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
             await ref.echo()
-            self.took.append((one, began, loop.time() - began))
+            self.took.append((entity_id, began, loop.time() - began))
         except RequestError:
-            self.failed.append(one)
+            self.failed.append(entity_id)
 
     def waits_ms(self, entities: set[str]) -> list[float]:
         """Return the wait of each of these entities."""
         usual = 2 * FRAME_S
         longest = dict.fromkeys(entities, usual)
-        for one, _, took in self.took:
-            if one in entities:
-                longest[one] = max(longest[one], took)
+        for entity_id, _, took in self.took:
+            if entity_id in entities:
+                longest[entity_id] = max(longest[entity_id], took)
         return [1000 * (took - usual) for took in longest.values()]
 
 
 def application(mode: Any, asks: Asks) -> ShardBus:
-    """Return an application whose things move in this mode. A caller asks them from its node."""
+    """Return an application whose things move in this mode. A caller sends the asks from its
+    node."""
     bus = ShardBus("bench")
 
     @bus.entity(name="thing", shards=SHARDS, handoff=mode)
@@ -95,7 +96,9 @@ def application(mode: Any, asks: Asks) -> ShardBus:
     class Caller(Entity):
         @handler
         async def call(self) -> None:
-            await asks.run({one: self.context.ref(Thing, one) for one in asks.ids})
+            await asks.run(
+                {entity_id: self.context.ref(Thing, entity_id) for entity_id in asks.ids}
+            )
 
         @handler
         def wake(self) -> None: ...
@@ -112,15 +115,15 @@ async def leave(mode: str, homes: str, sender: str) -> tuple[float, int]:
     async with TestCluster(bus, nodes=3, settings={"sharding.homes": homes}) as cluster:
         cluster.world.network.delay_s = FRAME_S
         client = cluster.client()
-        refs: dict[str, Any] = {one: client.ref(thing, one) for one in asks.ids}
-        for one in asks.ids:
-            await refs[one].echo()
-        callers: list[Any] = [client.ref(caller, one) for one in asks.ids[:9]]
-        await asyncio.gather(*(one.wake() for one in callers))
+        refs: dict[str, Any] = {entity_id: client.ref(thing, entity_id) for entity_id in asks.ids}
+        for entity_id in asks.ids:
+            await refs[entity_id].echo()
+        callers: list[Any] = [client.ref(caller, entity_id) for entity_id in asks.ids[:9]]
+        await asyncio.gather(*(entity_id.wake() for entity_id in callers))
         await cluster.settle()
         await cluster.advance(SETTLED_S)
         victim = cluster.nodes[-1]
-        moving = {one for one in asks.ids if cluster.where(thing, one) is victim}
+        moving = {entity_id for entity_id in asks.ids if cluster.where(thing, entity_id) is victim}
         if sender == "client":
             cluster.spawn(asks.run(refs))
         else:

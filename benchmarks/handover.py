@@ -1,7 +1,7 @@
 """Measure how long no coordinator decides while the oldest node leaves: from the last answer of its
 coordinator to the first answer of the next one.
 
-Three real nodes in this process, one store. The youngest asks for the home of a fresh shard every
+Three real nodes in this process, one store. The youngest requests the home of a fresh shard every
 few milliseconds and writes down when which epoch answered, and the oldest leaves. Again and again,
 each time a new cluster, so that tables do not grow. The figures include the slowest ask of each
 leave, which is the delay of a sender to a fresh shard.
@@ -56,8 +56,8 @@ async def wait(condition: Any, what: str) -> None:
 async def started(url: str, nodes: list[Node]) -> Node:
     """Start one more node and wait until it is Up everywhere and registered."""
     seeds = tuple(str(node.me.address) for node in nodes[:1])
-    own = NodeSettings(port=free_port(), gossip_port=free_port(), seeds=seeds)
-    node = Node(bus.name, bus.types, Settings(node=own), open_store(url, cluster=bus.name))
+    settings = NodeSettings(port=free_port(), gossip_port=free_port(), seeds=seeds)
+    node = Node(bus.name, bus.types, Settings(node=settings), open_store(url, cluster=bus.name))
     await node.start()
     node.join("127.0.0.1:0")
     nodes.append(node)
@@ -157,11 +157,11 @@ async def main(leaves: int) -> None:
     """Measure and print."""
     taken = [await measured() for _ in range(leaves)]
     for which, name in enumerate(("handover_gap", "handover_slowest_ask")):
-        values = sorted(one[which] for one in taken)
+        values = sorted(row[which] for row in taken)
         for suffix, q in (("p50", 0.5), ("p90", 0.9), ("max", 1.0)):
             value = 1000 * percentile(values, q)
             emit(f"{name}_{suffix}", value, "ms", leaves=leaves, nodes=NODES, store="sqlite")
-    lost = sum(one[2] for one in taken)
+    lost = sum(row[2] for row in taken)
     emit("handover_asks_unanswered", lost, "asks", leaves=leaves, nodes=NODES, store="sqlite")
 
 

@@ -13,9 +13,9 @@ the ratio is taken pair by pair, because shared machines drift.
     python -m benchmarks.sizes         payloads of 16 bytes to 64 KiB
     python -m benchmarks.entities      100 to 1,000,000 entities in one process
     python -m benchmarks.workers       one to four nodes on one machine
-    python -m benchmarks.scraped       what it costs that /metrics is read
+    python -m benchmarks.scraped       the cost of reads of /metrics
     python -m benchmarks.metered       metrics and their reader beside no samples and no reader
-    python -m benchmarks.traced        what tracing costs
+    python -m benchmarks.traced        the cost of tracing
     python -m benchmarks.home          asks and tells of a node to its own entities
     python -m benchmarks.checkouts     this checkout beside another one, in slices
     python -m benchmarks.instances     tells to instances, and asks beside a slow node
@@ -28,7 +28,7 @@ the ratio is taken pair by pair, because shared machines drift.
     python -m benchmarks.redis_cluster saves over one master and over three, in virtual time
     python -m benchmarks.kit           a test of a minute of a cluster, in virtual time
 
-    python -m benchmarks.report        what they printed, as tables; so does `make report`
+    python -m benchmarks.report        their output, as tables; so does `make report`
 
 BENCH_RUNS (3) and BENCH_SECONDS (4) make them shorter or longer.
 """

@@ -127,7 +127,7 @@ async def single(stack: AsyncExitStack) -> None:
 
 
 def pykka_actor(stack: AsyncExitStack) -> Callable[..., Awaitable[object]] | None:
-    """Start an actor of pykka; return what asks it, None if pykka is not installed."""
+    """Start an actor of pykka; return its asking function, None if pykka is not installed."""
     try:
         import pykka  # type: ignore[import-not-found]
     except ImportError:

@@ -1,9 +1,9 @@
-"""Measure what instances cost a sender, and what `least-busy` gains beside a slow node.
+"""Measure the cost of instances for a sender, and the gain of `least-busy` beside a slow node.
 
     python -m benchmarks.instances
 
 - Tells to one node: a type that runs once, and a type with `instances=3` by `nearest`, in turn.
-  Both run on the one node, so that only the sender's part differs. The ratio is that of pairs.
+  Both run on the one node, so that only the sender's part differs. The ratio is taken by pairs.
 - Asks to three nodes, one of which takes 50 ms for each and the others 1 ms: p99 by `least-busy`,
   and by `round-robin`, in turn, 32 at a time.
 
@@ -130,13 +130,13 @@ async def asks() -> None:
     """Compare `least-busy` and `round-robin` beside a slow node."""
     async with cluster(PAUSES_MS) as client:
         await settled(client, len(PAUSES_MS))
-        found: dict[str, list[float]] = {"least-busy": [], "round-robin": []}
+        waits: dict[str, list[float]] = {"least-busy": [], "round-robin": []}
         for _ in range(RUNS):
-            for router, runs in found.items():
+            for router, runs in waits.items():
                 runs.append(await p99(client, router))
-        for router, runs in found.items():
+        for router, runs in waits.items():
             emit("instances/ask p99", median(runs), "ms", router=router, pauses_ms=PAUSES_MS)
-        pairs = [a / b for a, b in zip(*found.values(), strict=True)]
+        pairs = [a / b for a, b in zip(*waits.values(), strict=True)]
         emit("instances/ask p99 ratio", median(pairs), "x", pairs=[round(p, 3) for p in pairs])
 
 

@@ -1,6 +1,6 @@
 """The application of `benchmarks.instances`: a type that runs once, and one with three instances.
 
-BENCH_PAUSE_MS is what `work` takes on this node, in milliseconds.
+BENCH_PAUSE_MS is the time of `work` on this node, in milliseconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PAUSE_S = float(os.environ.get("BENCH_PAUSE_MS", "1")) / 1000
 
 
 class Handlers(Entity):
-    """What both types do."""
+    """The handlers of both types."""
 
     def __init__(self) -> None:
         self.seen = 0

@@ -4,7 +4,7 @@
 
 Three nodes, one client and 30 entities. In 60 virtual seconds each entity is asked once a second; a
 node is killed after 20 s and replaced after 40 s. `scenario` is the time of all of it, the start of
-the cluster included; `start` that of the start alone. Neither has a baseline: they are compared
+the cluster included; `start` the time of the start alone. Neither has a baseline: they are compared
 with the 60 s that they stand for.
 """
 
@@ -24,7 +24,7 @@ bus = ShardBus("kit")
 
 @bus.entity("counter", shards=24)
 class Counter(Entity):
-    """Counts what it is asked."""
+    """Counts its asks."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -41,11 +41,11 @@ async def ask_for_a_minute(cluster: TestCluster) -> int:
     answers = 0
     refs = [cluster.client().ref(Counter, f"c{number}") for number in range(ENTITIES)]
     for _ in range(SECONDS):
-        found = await asyncio.gather(*(ref.add() for ref in refs), return_exceptions=True)
-        for one in found:
-            if isinstance(one, BaseException) and not isinstance(one, NodeLost):
-                raise one
-        answers += sum(isinstance(one, int) for one in found)
+        outcomes = await asyncio.gather(*(ref.add() for ref in refs), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, NodeLost):
+                raise outcome
+        answers += sum(isinstance(outcome, int) for outcome in outcomes)
         await asyncio.sleep(1.0)
     return answers
 

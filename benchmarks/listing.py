@@ -1,8 +1,8 @@
-"""Measure what it costs a node that a client lists 1,000,000 stored ids, with a real Redis.
+"""Measure the cost for a node while a client lists 1,000,000 stored ids, with a real Redis.
 
 The node runs in the main thread, a blocking client in another one. Of every callback of the node's
 loop the processor time is taken: no answer of the node is later than that because of the list. The
-memory is that of the whole process, which also holds the client, before and after.
+memory is the whole process's, which also holds the client, before and after.
 
     python -m benchmarks.listing                1,000,000 entities
     python -m benchmarks.listing 100000         another number
@@ -94,13 +94,13 @@ def listed(address: str, count: int) -> tuple[int, int]:
     """List all ids. Returns how many came, and by how much the memory has grown at most."""
     with Client(address, cluster="shop", timeout=PATIENCE_S) as client:
         before = most = resident_bytes()
-        found = 0
+        number = 0
         for _ in client.stored(Cart):
-            found += 1
-            if found % 10_000 == 0:
+            number += 1
+            if number % 10_000 == 0:
                 most = max(most, resident_bytes())
-        assert found >= count
-        return found, most - before
+        assert number >= count
+        return number, most - before
 
 
 async def measure(count: int, folder: Path) -> None:
@@ -116,17 +116,17 @@ async def measure(count: int, folder: Path) -> None:
             with LongestCallback() as longest:
                 began, used = time.monotonic(), time.thread_time()
                 address = f"tcp://{node.me.address}"
-                found, grown = await asyncio.to_thread(listed, address, count)
+                seen, grown = await asyncio.to_thread(listed, address, count)
                 taken, used = time.monotonic() - began, time.thread_time() - used
-        given = {"entities": count, "seen": found}
-        emit("longest callback while a client lists", 1000 * longest.seconds, "ms", **given)
-        emit("longest callback of the idle node", 1000 * idle.seconds, "ms", **given)
-        emit("processor time of the node per id", 1e6 * used / found, "us", **given)
-        emit("ids listed", found / taken, "1/s", **given)
-        emit("memory grown in node and client", grown / 2**20, "MiB", **given)
+        parameters = {"entities": count, "seen": seen}
+        emit("longest callback while a client lists", 1000 * longest.seconds, "ms", **parameters)
+        emit("longest callback of the idle node", 1000 * idle.seconds, "ms", **parameters)
+        emit("processor time of the node per id", 1e6 * used / seen, "us", **parameters)
+        emit("ids listed", seen / taken, "1/s", **parameters)
+        emit("memory grown in node and client", grown / 2**20, "MiB", **parameters)
 
 
 if __name__ == "__main__":
-    wanted = int(sys.argv[1]) if len(sys.argv) > 1 else ENTITIES
+    entities = int(sys.argv[1]) if len(sys.argv) > 1 else ENTITIES
     with tempfile.TemporaryDirectory() as made:
-        asyncio.run(measure(wanted, Path(made)))
+        asyncio.run(measure(entities, Path(made)))

@@ -3,7 +3,7 @@ same store, in turn.
 
 One node that has just started, one producer, 10,000 stored carts with states of 100 B, asked once
 each with 256 asks in flight. Then the node is killed, and they are asked again at a new one. The
-bare client of Redis reads the field that holds the state, in pipelines of what waits meanwhile; it
+bare client of Redis reads the field that holds the state, in pipelines of waiting reads; it
 raises no fence. SQLite has no bare side.
 
     python -m benchmarks.loads                          Redis, appendfsync everysec
@@ -27,7 +27,7 @@ SIZE = 100
 
 
 class BareReads(BareRedis):
-    """Run redis-py alone: what waits is read in one pipeline."""
+    """Run redis-py alone: waiting reads go in one pipeline."""
 
     def _fill(self, pipeline: Any, keys: list[str]) -> None:
         for key in keys:

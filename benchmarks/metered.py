@@ -1,10 +1,10 @@
-"""Measure what metrics cost: tells and asks without samples of latencies, and as they are shipped
+"""Measure the cost of metrics: tells and asks without samples of latencies, and as they are shipped
 while a monitoring system reads `/metrics` every five seconds.
 
     python -m benchmarks.metered [WORK ...] [--pairs 8] [--slice 5]
 
 How sides are compared is in `benchmarks.turns`. Counters are plain additions and cannot be turned
-off; samples, at both ends, and the page are what costs.
+off; samples, at both ends, and the page are the cost.
 
     off     no sample of latencies at the node and the client, and no reader: the ratio of both
     on      as shipped; the page is read once in each slice, in its middle

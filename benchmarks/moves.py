@@ -13,8 +13,8 @@ times a second, with a timeout of 1 s, and tells as often, 1,000 entities in tur
 every 200 ms, and 0.2 s is the gap of an undisturbed entity (`moves_counts`). Answers
 are times at the sender, so that its own lateness is in them; the worst of it stands beside them.
 
-A time is the median of the rounds, a count their sum; `rounds` has each. `--rounds N` asks for more
-or fewer. `load` is the machine's load average before and after: above its number of cores, the
+A time is the median of the rounds, a count their sum; `rounds` has each. `--rounds N` sets another
+number. `load` is the machine's load average before and after: above its number of cores, the
 longest times describe the machine rather than shardbus.
 """
 
@@ -86,14 +86,17 @@ class Sheet:
 
     def print(self) -> None:
         """Print one line for each figure."""
-        own = {**self._parameters, "load": [round(self._before, 1), round(os.getloadavg()[0], 1)]}
-        for (name, unit), found in self._found.items():
+        parameters = {
+            **self._parameters,
+            "load": [round(self._before, 1), round(os.getloadavg()[0], 1)],
+        }
+        for (name, unit), values in self._found.items():
             if name == "asks_failed" and self._failures:
-                own["failures"] = self._failures
-            value = median(found) if unit == "ms" else sum(found)
-            rounds = [round(v, 1) for v in found]
-            emit(f"{self._what}_{name}", value, unit, **own, rounds=rounds)
-            own.pop("failures", None)
+                parameters["failures"] = self._failures
+            value = median(values) if unit == "ms" else sum(values)
+            rounds = [round(v, 1) for v in values]
+            emit(f"{self._what}_{name}", value, unit, **parameters, rounds=rounds)
+            parameters.pop("failures", None)
 
 
 # ---- the measurements
@@ -256,8 +259,8 @@ async def ended(victim: Node) -> None:
 
 def lived_at(victim: Node, load: Load, at: int) -> set[int]:
     """Return the entities whose home this node was."""
-    own = str(victim.process.pid)
-    return {e for e, process in counts.homes(load.handled, at).items() if process == own}
+    pid = str(victim.process.pid)
+    return {e for e, process in counts.homes(load.handled, at).items() if process == pid}
 
 
 def parameters(hosts: int, store: str) -> dict[str, object]:
@@ -284,9 +287,9 @@ def main() -> None:
     parser.add_argument("which", nargs="?", choices=("oldest", "youngest"), default="youngest")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--store", choices=("redis", "sqlite"), default="redis")
-    given = parser.parse_args()
-    measure, rounds = MEASUREMENTS[given.what]
-    asyncio.run(measure(given.rounds or rounds, given.store, given.which)).print()
+    options = parser.parse_args()
+    measure, rounds = MEASUREMENTS[options.what]
+    asyncio.run(measure(options.rounds or rounds, options.store, options.which)).print()
 
 
 if __name__ == "__main__":

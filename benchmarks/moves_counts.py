@@ -5,7 +5,7 @@ sent.
 
     told      (entity, number)                 the sender's tells
     asked     (entity, sent, answered)         its asks; answered 0: the ask failed
-    handled   (entity, number, handled)        what the hosts handled, one list for each process
+    handled   (entity, number, handled)        the hosts' records, one list for each process
 
 Of each entity its tells are handled once and in the order of their numbers. A tell in no list is
 lost; a tell that occurs twice is duplicated; a tell that was handled after a later one is
@@ -33,20 +33,20 @@ class Tally(NamedTuple):
     reordered: int
 
 
-def tally(told: Iterable[Told], handled: Iterable[Handled]) -> Tally:
+def tally(tells: Iterable[Told], handled: Iterable[Handled]) -> Tally:
     """Compare the sent tells with the handled ones. Only sent numbers count, because the hosts'
     lists go further back."""
-    wanted = set(told)
+    sent = set(tells)
     times: Counter[Told] = Counter()
     latest: dict[int, int] = {}
     reordered = 0
     for entity, number, _ in sorted(handled, key=lambda row: row[2]):
-        if (entity, number) not in wanted:
+        if (entity, number) not in sent:
             continue
         times[entity, number] += 1
         reordered += number < latest.get(entity, 0)
         latest[entity] = max(number, latest.get(entity, 0))
-    return Tally(sorted(wanted - times.keys()), times.total() - len(times), reordered)
+    return Tally(sorted(sent - times.keys()), times.total() - len(times), reordered)
 
 
 def homes(handled: Mapping[str, Iterable[Handled]], at: int) -> dict[int, str]:
@@ -60,12 +60,12 @@ def homes(handled: Mapping[str, Iterable[Handled]], at: int) -> dict[int, str]:
     return {entity: process for entity, (_, process) in last.items()}
 
 
-def gaps(asked: Iterable[Asked], at: int) -> dict[int, float]:
+def gaps(asks: Iterable[Asked], at: int) -> dict[int, float]:
     """Map each entity to its longest gap that ended after `at`, in seconds; infinite for one whose
     last ask failed. Entities that were not asked after `at` are left out."""
     answers: defaultdict[int, list[int]] = defaultdict(list)
     last: dict[int, tuple[int, int]] = {}
-    for entity, sent, answered in asked:
+    for entity, sent, answered in asks:
         if answered:
             answers[entity].append(answered)
         last[entity] = max(last.get(entity, (0, 0)), (sent, answered))
@@ -77,15 +77,15 @@ def gaps(asked: Iterable[Asked], at: int) -> dict[int, float]:
     return longest
 
 
-def waits(asked: Iterable[Asked], since: int, until: int) -> list[float]:
+def waits(asks: Iterable[Asked], since: int, until: int) -> list[float]:
     """Return the seconds from sending to answer, of the asks that were sent in between and
     answered."""
-    return [(c - b) / 1e9 for _, b, c in asked if c and since <= b <= until]
+    return [(c - b) / 1e9 for _, b, c in asks if c and since <= b <= until]
 
 
-def failed(asked: Iterable[Asked]) -> int:
+def failed(asks: Iterable[Asked]) -> int:
     """Return the number of asks without an answer."""
-    return sum(not answered for _, _, answered in asked)
+    return sum(not answered for _, _, answered in asks)
 
 
 def of(entities: Collection[int], rows: Iterable[Asked]) -> list[Asked]:
@@ -96,9 +96,9 @@ def of(entities: Collection[int], rows: Iterable[Asked]) -> list[Asked]:
 def one_per_shard(shards: int, shard_of: Callable[[int], str]) -> Sequence[int]:
     """Return the first entity of each shard, by shard. In the order of their numbers, the shards of
     the first entities would be the oldest of the table, and those are moved last."""
-    found: dict[str, int] = {}
+    by_shard: dict[str, int] = {}
     number = 0
-    while len(found) < shards:
-        found.setdefault(shard_of(number), number)
+    while len(by_shard) < shards:
+        by_shard.setdefault(shard_of(number), number)
         number += 1
-    return [found[shard] for shard in sorted(found)]
+    return [by_shard[shard] for shard in sorted(by_shard)]

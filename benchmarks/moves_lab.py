@@ -2,11 +2,12 @@
 
     async with Lab.of(3, "redis") as lab:             three nodes, every shard has a home
         async with lab.load() as load: ...            something happens to the nodes
-        load.told, load.asked, load.handled           what was sent meanwhile, and what became of it
+        load.told, load.asked, load.handled           the messages of the meantime, and their
+        outcomes
 
 The store is a Redis server of one's own (append-only log, synced each second) or a SQLite file.
 With `store_ms`, Redis takes that much longer to answer, as one in another place or one that syncs
-its log with each write: a proxy in this process holds back what passes. Nodes have their settings
+its log with each write: a proxy in this process holds back its answers. Nodes have their settings
 at their defaults. Each process is ended by its parent, and dies with the benchmark.
 """
 
@@ -43,7 +44,7 @@ FIRST_ASK_S = 30.0
 
 
 class Load:
-    """The sender: rows of what it sent since it began, complete once it has ended."""
+    """The sender: rows of its messages since its begin, complete once it has ended."""
 
     def __init__(
         self, lab: Lab, first: int, count: int, limit: int = 0, *, rate: int = RATE
@@ -53,7 +54,7 @@ class Load:
         self.asked: list[Asked] = []
         self.handled: dict[str, list[Handled]] = {}
         self.end: dict[str, Any] = {}
-        """What the sender says of itself at its end."""
+        """The sender's report at its end."""
 
     async def begin(self) -> None:
         """Start it; returns when it sends."""
@@ -71,7 +72,7 @@ class Load:
         self._begun = time.monotonic_ns()
 
     async def finish(self, *, stop: bool = True) -> None:
-        """Have it stop, or wait until it has sent everything, and read what it wrote."""
+        """Have it stop, or wait until it has sent everything, and read its rows."""
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
@@ -157,14 +158,14 @@ class Lab:
             await asyncio.gather(*(thing.echo() for thing in things))
             return time.monotonic() - begun
 
-    # ---- what nodes say
+    # ---- reports of nodes
 
     def counts(self, what: str) -> dict[str, int]:
         """Address to the `shards` or `entities` there, of every node that is asked and answers."""
-        found: defaultdict[str, int] = defaultdict(int)
+        totals: defaultdict[str, int] = defaultdict(int)
         for row in self.nodes[0].page("/v1/nodes").get("nodes", []):
-            found[row["address"]] = row[what].get("thing", 0)
-        return found
+            totals[row["address"]] = row[what].get("thing", 0)
+        return totals
 
     def even(self) -> bool:
         """Every node has as many shards as every other, give or take one, and none is missing."""
@@ -181,7 +182,7 @@ class Lab:
         counts = self.counts("entities")
         return sum(counts[node.address] for node in self.nodes)
 
-    # ---- what happens to them
+    # ---- faults of nodes
 
     def take(self, which: str) -> Node:
         """The `oldest` node, which has the coordinator, or the `youngest`. It is no longer among
@@ -214,6 +215,6 @@ class Lab:
 
 
 def rows(path: str, columns: int) -> list[Any]:
-    """What was written, as tuples."""
+    """The written rows, as tuples."""
     data = array.array("q", Path(path).read_bytes())
     return list(zip(*(data[i::columns] for i in range(columns)), strict=True))

@@ -3,13 +3,13 @@ returns.
 
     python -m benchmarks.moves_load FOLDER FIRST COUNT RATE LIMIT ADDRESS...
 
-Entities FIRST to FIRST + COUNT - 1 are asked and told in turn, RATE of each a second, until
+Entities FIRST to FIRST + COUNT - 1 get asks and tells in turn, RATE of each a second, until
 standard input is closed or LIMIT of each are sent (0: no limit). It prints `running` when it begins
 and one JSON line at its end, and leaves `told` and `asked` in FOLDER: rows as in
 `benchmarks.moves_counts`.
 
 The sender does not wait for a tell. If the send buffer is full, the tell is refused; the sender
-counts it as refused and not as told.
+counts it as refused and not as a tell.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ END_WITHIN_S = 30.0
 
 
 class Sender:
-    """Sends, and writes down what was sent and what came back."""
+    """Sends, and writes down messages and answers."""
 
     def __init__(self, client: AsyncClient, first: int, count: int) -> None:
         self.entities = range(first, first + count)
@@ -46,7 +46,7 @@ class Sender:
         self._waiting: set[asyncio.Future[object]] = set()
 
     async def run(self, rate: float, limit: int, stop: asyncio.Event) -> None:
-        """Send at this rate until told to stop, then wait for every outcome."""
+        """Send at this rate until a stop, then wait for every outcome."""
         begun, sent = time.monotonic(), 0
         while not stop.is_set() and sent < limit:
             since = time.monotonic() - begun

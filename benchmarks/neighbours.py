@@ -5,12 +5,12 @@ the command line; mailboxes of 200 messages.
     python -m benchmarks.neighbours [SLICES] [SECONDS] [KIND ...]
 
     paced    one slow entity, 500 tells a second, each awaited; it handles ten a second
-    tight    the same, told as fast as the tells can be awaited
-    many     twenty slow entities, each told as in `paced`
-    large    one slow entity, told messages of 256 KiB as fast as they can be awaited
+    tight    the same, at the speed of awaited tells
+    many     twenty slow entities, each with tells as in `paced`
+    large    one slow entity, tells of 256 KiB at the speed of awaited tells
 
 Each slice with slow entities uses new ones, and begins with empty mailboxes, which are full after
-half a second at most. A ratio is that of the 99th percentiles of all slices with and without.
+half a second at most. A ratio compares the 99th percentiles of all slices with and without.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ async def main() -> None:
     slices = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 2.0
     for kind in sys.argv[3:] or KINDS:
-        found = await run(kind, slices, seconds)
-        emit("neighbours/p99_ratio", found["ratio"], "", **found)
+        report = await run(kind, slices, seconds)
+        emit("neighbours/p99_ratio", report["ratio"], "", **report)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ sys.exit(main())
 
 class Node:
     """One process started by the command line. It logs to `log`, and ends if it is downed. Without
-    a `store` it shares a SQLite file in the folder; `ports` are those of ROUTER, gossip and
+    a `store` it shares a SQLite file in the folder; `ports` are the ports of ROUTER, gossip and
     HTTP."""
 
     def __init__(
@@ -65,8 +65,8 @@ class Node:
         ]
         for seed in seeds:
             arguments += ["--seed", seed]
-        own = (STAYS_DOWN, f"security.insecure={str(machine is not None).lower()}")
-        for assignment in (*own, *settings):
+        flags = (STAYS_DOWN, f"security.insecure={str(machine is not None).lower()}")
+        for assignment in (*flags, *settings):
             arguments += ["--set", assignment]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("SHARDBUS_")}
         root = Path(__file__).parent.parent
@@ -85,7 +85,7 @@ class Node:
         return self.process.poll() is None
 
     def view(self) -> dict[str, object]:
-        """What it says of the cluster; empty if it does not answer."""
+        """Its view of the cluster; empty if it does not answer."""
         return self.page("/v1/cluster")
 
     def page(self, path: str, method: str = "GET", token: str = "") -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """Compare shardbus with other systems: a table and a plot.
 
 Everybody did the same work: 10,000 keyed counters in one host process, one producer process,
-64-byte payloads, the loopback, two cores. `peers.jsonl` holds what was measured of the others, each
-with bare pyzmq in the same session. Ours is measured here and now, again with bare pyzmq. So what
-is compared is the ratio to bare pyzmq, which carries over from one machine to another of its kind:
-tells and first messages to batched sockets, asks to those that send once for each turn of the loop.
+64-byte payloads, the loopback, two cores. `peers.jsonl` holds the others' figures, each
+with bare pyzmq in the same session. Ours is measured here and now, again with bare pyzmq. So the
+comparison takes the ratio to bare pyzmq, which carries over from one machine to another of its
+kind: tells and first messages to batched sockets, asks to sockets that send once for each turn of
+the loop.
 
     python -m benchmarks.tell > lines.json
     python -m benchmarks.ask >> lines.json
@@ -37,11 +38,11 @@ BASELINES = {
     "ask256": "raw_ticked",
     "ask1_p50": "raw_ticked",
 }
-"""What each figure is a ratio to."""
+"""The divisor of each figure."""
 BEGIN, END = "<!-- table of benchmarks.peers -->", "<!-- end of the table -->"
 COLUMNS = ("tell", "ask256", "ask1_p50", "activation")
 SAME = {"shardbus/handler": OURS, "raw/batch256": "raw_batched", "raw/tick": "raw_ticked"}
-"""What they are called in the harness that measured the others."""
+"""Their names in the harness that measured the others."""
 HEAD = (
     "| what | tells a second | asks a second, 256 in flight | one ask, p50 "
     "| first messages a second | bytes per entity |"
@@ -61,7 +62,7 @@ class Row:
 
 def read(ours: Iterable[str], measured: Iterable[str]) -> list[Row]:
     """Return the rows, ours first, from lines of JSON. Our rows need the lines of the baselines."""
-    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    figures: dict[tuple[str, str], list[float]] = defaultdict(list)
     rows = {OURS: Row(OURS, "**shardbus**, Python", "entities")}
     places = {OURS: "here"}
     for session, text in [*(("here", line) for line in ours), *(("", line) for line in measured)]:
@@ -69,17 +70,17 @@ def read(ours: Iterable[str], measured: Iterable[str]) -> list[Row]:
         who, _, metric = _name(line).rpartition("/")
         session = session or line["session"]
         if who in (OURS, *BASELINES.values()):
-            found[session + who, metric].append(line["value"])
+            figures[session + who, metric].append(line["value"])
         elif "what" in line:
             row = rows.setdefault(who, Row(who, line["what"], line["kind"]))
             places[who] = session
             row.values[metric] = line["value"]
     rows[OURS].values = {
-        metric: median(values) for (who, metric), values in found.items() if who == "here" + OURS
+        metric: median(values) for (who, metric), values in figures.items() if who == "here" + OURS
     }
     for row in rows.values():
         for metric, baseline in BASELINES.items():
-            raw = found.get((places[row.name] + baseline, metric))
+            raw = figures.get((places[row.name] + baseline, metric))
             if raw and metric in row.values:
                 row.ratios[metric] = row.values[metric] / median(raw)
     return list(rows.values())
@@ -115,9 +116,9 @@ def _cell(row: Row, metric: str) -> str:
 
 def put_into(page: str, text: str, begin: str = BEGIN, end: str = END) -> str:
     """Return the page with the text between two marks."""
-    before, found, rest = page.partition(begin)
+    before, present, rest = page.partition(begin)
     _, also, after = rest.partition(end)
-    if not found or not also:
+    if not present or not also:
         raise ValueError(f"the page has no {begin} and {end}")
     return f"{before}{begin}\n\n{text}\n\n{end}{after}"
 

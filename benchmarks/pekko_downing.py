@@ -1,4 +1,4 @@
-"""Who stays after 600 splits, by the strategies here and by those of Pekko.
+"""The members that stay after 600 splits, by the strategies here and by Pekko's.
 
 Each split is a cluster of 3 to 7 Up members with links that fail. A pair of members that is silent
 has no gossip either; the members that gossip connects share one picture, and each part decides by
@@ -56,7 +56,7 @@ class Fault:
 
     def parts(self) -> list[frozenset[int]]:
         """Return the members that gossip connects."""
-        left, found = set(range(self.count)), []
+        left, parts_of = set(range(self.count)), []
         while left:
             part, todo = set[int](), [min(left)]
             while todo:
@@ -64,11 +64,11 @@ class Fault:
                 part.add(here)
                 todo += [n for n in left - part if _pair(n, here) not in self.silent]
             left -= part
-            found.append(frozenset(part))
-        return found
+            parts_of.append(frozenset(part))
+        return parts_of
 
     def known(self, part: frozenset[int]) -> list[Pair]:
-        """Return the flags in the picture of this part: those of its members."""
+        """Return the flags in the picture of this part: the flags of its members."""
         return [pair for pair in self.flags if pair[0] in part]
 
 

@@ -42,7 +42,7 @@ class Masters:
         return Client(self, at)
 
     def answer(self, name: str, *args: Any) -> Any:
-        """Return what a master answers to a command."""
+        """Return a master's answer to a command."""
         if name == "CLUSTER SLOTS":
             share = -(-SLOTS // len(self.at))
             return [
@@ -50,8 +50,8 @@ class Masters:
                 for n, at in enumerate(self.at)
             ]
         if name == "EVALSHA":
-            known = {VERSION.sha: b"2", PROBE.sha: [b"mark", b"id", b"0"], SAVE_STATES.sha: []}
-            return known[args[0]]
+            answers = {VERSION.sha: b"2", PROBE.sha: [b"mark", b"id", b"0"], SAVE_STATES.sha: []}
+            return answers[args[0]]
         return {"run_id": "id", "role": "master"} if name == "INFO" else None
 
 
@@ -76,7 +76,7 @@ class Client:
         return answer
 
     async def execute(self, raise_on_error: bool = False) -> list[Any]:
-        """Run what is queued."""
+        """Run the queued calls."""
         queued, self._queued = self._queued, []
         saves = [args for args in queued if args[:2] == ("EVALSHA", SAVE_STATES.sha)]
         self._masters.scripts += len(saves)
@@ -117,7 +117,7 @@ async def measure(masters: int, in_flight: int, seconds: float) -> tuple[float, 
 
 
 def measured(masters: int, in_flight: int, seconds: float = SECONDS) -> tuple[float, float]:
-    """Return what `measure` finds in virtual time."""
+    """Return the result of `measure` in virtual time."""
     timeline = Timeline()
     errors: list[dict[str, Any]] = []
     loop = VirtualLoop(timeline, errors.append)  # type: ignore[abstract]

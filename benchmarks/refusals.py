@@ -6,7 +6,7 @@ One node, one client, one entity for each kind. A round asks six times and then 
 The six are valid; or they name no handler, so that an error answers them which the entity never
 sees; or they are refused by a `Rejection`; or they raise another error, which restarts the entity.
 The kinds take turns. `more` is how much longer the median of the timed ask is than after those that
-name no handler, 0.05 being 5 %: any error runs code that is less warm than that of an answer.
+name no handler, 0.05 being 5 %: any error runs code that is less warm than the code of an answer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Article(Entity):
 
     @handler
     def order(self, amount: int) -> int:
-        """Refuse what is too much, and fail for what is no amount."""
+        """Refuse too high an amount, and fail for a value that is no amount."""
         if amount > 3:
             raise OutOfStock(3)
         if amount < 0:

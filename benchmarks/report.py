@@ -31,7 +31,7 @@ MAIN = (
     ("first messages to new entities, a second", "activation", "raw_batched", "activation/ratio"),
     ("memory of an idle entity, bytes", "memory", "raw_batched", ""),
 )
-"""What it is called, the figure, its baseline, and the line of the ratio."""
+"""The name, the figure, its baseline, and the line of the ratio."""
 ONE_BY_ONE = (
     ("a dataclass of one field for bytes: tells take more time by", "typed/tell_one_field_more"),
     ("the same, asks with 256 in flight", "typed/ask256_one_field_more"),
@@ -54,14 +54,14 @@ Lines = dict[tuple[str, object], list[float]]
 
 
 def read(texts: Iterable[str]) -> Lines:
-    """Return values by name, and by what a series runs over: payload, entities or nodes."""
-    found: Lines = {}
+    """Return values by name, and by the variable of a series: payload, entities or nodes."""
+    lines: Lines = {}
     for text in texts:
         line = json.loads(text)
         facts = line["parameters"] if line["name"].startswith(SERIES) else {}
         over = next((facts[key] for key in ("payload", "entities", "nodes") if key in facts), None)
-        found.setdefault((line["name"], over), []).append(line["value"])
-    return found
+        lines.setdefault((line["name"], over), []).append(line["value"])
+    return lines
 
 
 def number(lines: Lines, name: str, over: object = None, unit: str = "") -> str:

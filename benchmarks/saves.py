@@ -1,10 +1,10 @@
 """Measure asks whose handler saves its entity, beside a bare client of the same store, in turn.
 
 One node, one producer, 10,000 carts; 1, 256 and 2,048 asks in flight; states of 100 B and 4 KiB.
-The bare client of Redis runs one script for up to 128 keys, which compares a fence and writes; what
-waits meanwhile goes with the next scripts, in one pipeline. It has no node, no entity and no
-mailbox: it shows what the store and redis-py allow. The bare client of PostgreSQL is asyncpg with
-one connection, and runs the statement of the store for what waits. SQLite has no bare side.
+The bare client of Redis runs one script for up to 128 keys, which compares a fence and writes;
+waiting saves go with the next scripts, in one pipeline. It has no node, no entity and no mailbox:
+it shows the ceiling of the store and redis-py. The bare client of PostgreSQL is asyncpg with one
+connection, and runs the statement of the store for waiting saves. SQLite has no bare side.
 
     python -m benchmarks.saves                          Redis, appendfsync everysec
     python -m benchmarks.saves always sqlite postgres   others of everysec, always, sqlite, postgres
@@ -67,7 +67,7 @@ def saving(url: str, handler: str = "put") -> Product:
 
 
 class Bare(Side):
-    """Run a store's client alone: what waits while nothing is under way is done at once."""
+    """Run a store's client alone: calls that wait while nothing is under way are done at once."""
 
     def __init__(self, url: str) -> None:
         self.name, self._url, self.message = "bare", url, b""
@@ -76,7 +76,7 @@ class Bare(Side):
 
     @abstractmethod
     async def _do(self, ids: list[str]) -> None:
-        """Do what waits for these entities."""
+        """Do the waiting saves of these entities."""
 
     def ask(self, entity_id: str) -> Any:
         """Do one entity's part, with others."""
@@ -116,7 +116,7 @@ class BareRedis(Bare):
         await pipeline.execute()
 
     def _fill(self, pipeline: Any, keys: list[str]) -> None:
-        """Put what is to be done for these entities into a pipeline."""
+        """Put the saves of these entities into a pipeline."""
         for at in range(0, len(keys), CHUNK):
             chunk = keys[at : at + CHUNK]
             data = [self.message] * len(chunk)
@@ -124,7 +124,7 @@ class BareRedis(Bare):
 
 
 class BarePostgres(Bare):
-    """Run asyncpg alone: what waits is one statement, on tables that the store has created."""
+    """Run asyncpg alone: waiting saves are one statement, on tables that the store has created."""
 
     def __init__(self, url: str, schema: str) -> None:
         super().__init__(url)

@@ -14,7 +14,7 @@ meter = Meter()
 
 @dataclass
 class CartState:
-    """What a cart stores."""
+    """The state of a cart."""
 
     changes: int = 0
     content: bytes = b""

@@ -1,10 +1,10 @@
 """Measure how membership grows with the cluster, in simulation: 10 to 1,000 nodes.
 
     join      all nodes join by three seeds within two seconds: until each sees all of them Up
-    spread    one node learns something: until every node has it, by news, and by rounds alone
-    quiet     what a node sends while nothing happens, and what one change costs in all
+    spread    one node makes a change: until every node has it, by news, and by rounds alone
+    quiet     the traffic of a node while nothing happens, and the cost of one change in all
 
-The machines and the codec's sizes are those of real nodes; time is virtual, so every figure but the
+The machines and the codec's sizes equal real nodes'; time is virtual, so every figure but the
 wall time is the same on every machine. Checks are off, and states are passed on as objects: only
 the first copy of each is encoded, for its size.
 
@@ -46,7 +46,7 @@ JOIN_NODES_MAX = 100
 """Larger clusters are made without the work of joining: it grows faster than the square."""
 JOIN_WITHIN_S = 2.0
 GREETING = Greeting("test", PROTOCOL, {})
-"""That of the nodes of a simulated world."""
+"""The traffic of the nodes of a simulated world."""
 QUIET_S = 5.0
 LONGEST_S = 120.0
 LOOK_EVERY_S = 0.01

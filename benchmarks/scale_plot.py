@@ -32,12 +32,12 @@ Point = tuple[float, float]
 
 def read(path: str) -> dict[str, list[Point]]:
     """Name of a result to (nodes, value)."""
-    found: dict[str, list[Point]] = {}
+    points: dict[str, list[Point]] = {}
     for line in Path(path).read_text().splitlines():
         row = json.loads(line)
         name = row["name"].removeprefix("scale_")
-        found.setdefault(name, []).append((row["parameters"]["nodes"], row["value"]))
-    return found
+        points.setdefault(name, []).append((row["parameters"]["nodes"], row["value"]))
+    return points
 
 
 def text(x: float, y: float, words: str, more: str = "") -> str:

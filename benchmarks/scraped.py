@@ -5,7 +5,7 @@ once a second, more often than most systems do.
 
 The effect is less than the difference of two equal runs. So every other pair has the reader first,
 and `page_host_cpu` is the processor time of a page by itself: of pages some time apart, so that
-none finds the caches as another left them, less what the host needs in that time anyway.
+none finds the caches as another left them, less the host's usual time.
 
     python -m benchmarks.scraped
 """
@@ -36,10 +36,10 @@ async def main() -> None:
                     reader.cancel()
                     with contextlib.suppress(asyncio.CancelledError):
                         await reader
-        for read, found in costs.items():
+        for read, runs in costs.items():
             name = f"scraped/{'read' if read else 'unread'}"
-            emit(name, median(c.rate for c in found), "msg/s", runs=[round(c.rate) for c in found])
-            emit(f"{name}_host_cpu", median(c.host for c in found), "us")
+            emit(name, median(c.rate for c in runs), "msg/s", runs=[round(c.rate) for c in runs])
+            emit(f"{name}_host_cpu", median(c.host for c in runs), "us")
         pairs = list(zip(costs[True], costs[False], strict=True))
         less = [1 - read.rate / unread.rate for read, unread in pairs]
         more = [read.host / unread.host - 1 for read, unread in pairs]

@@ -1,6 +1,6 @@
 """Tells and asks by the size of their payload, shardbus beside raw sockets, in turn.
 
-The baselines are those of `benchmarks.tell` and `benchmarks.ask`; batches of large payloads are
+The baselines come from `benchmarks.tell` and `benchmarks.ask`; batches of large payloads are
 shorter there.
 
     python -m benchmarks.sizes [BYTES ...]       16 64 1024 16384 65536 by default

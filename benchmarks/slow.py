@@ -107,10 +107,10 @@ async def main() -> None:
     """Measure and print."""
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 20.0
     for kind in KINDS:
-        found = await run(kind, seconds)
-        emit("slow/lost", found["sent"] - found["handled"], "messages", **found)
-        emit("slow/host_rss_grown", found["host_rss_mb"], "MiB", kind=kind)
-        emit("slow/producer_rss_grown", found["producer_rss_mb"], "MiB", kind=kind)
+        report = await run(kind, seconds)
+        emit("slow/lost", report["sent"] - report["handled"], "messages", **report)
+        emit("slow/host_rss_grown", report["host_rss_mb"], "MiB", kind=kind)
+        emit("slow/producer_rss_grown", report["producer_rss_mb"], "MiB", kind=kind)
 
 
 if __name__ == "__main__":

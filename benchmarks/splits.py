@@ -1,13 +1,13 @@
 """Split a cluster of real nodes again and again, and count the entities that live twice.
 
 Five nodes, each on a machine of its own, and a Redis; a producer on each side that reaches only its
-own side, and tells each of 100 pages five times a second. Every node records what it handles. A
+own side, and tells each of 100 pages five times a second. Every node records handled messages. A
 cluster with each downing strategy in turn, its other settings the defaults, sees ten splits. Their
 shapes, in a drawn order:
 
     two          nothing passes between three nodes and two
-    unheard      what the two send does not arrive at the three
-    deaf         what the three send does not arrive at the two
+    unheard      messages of the two do not arrive at the three
+    deaf         messages of the three do not arrive at the two
     alone        one node and four
     three        two nodes, two and one: no side has a majority
     bridged      two nodes and two, and one that reaches both
@@ -28,7 +28,7 @@ is one JSON line, and the last line is their sum. Seconds count from the beginni
     resume_s       after the heal, until a node that was interrupted and stayed handles messages
     woken          messages that a stopped process handled after it was continued, and how long
                    after that: the rest of a run that the stop had interrupted is handled at once
-    lost           told messages that no node handled; with their reasons. A node that ends takes
+    lost           tells that no node handled; with their reasons. A node that ends takes
                    those that waited at it (`held_by_the_ended`, `relayed_by_the_ended`). A loss
                    without a reason and without an end is `unexplained`: a defect
     outcome_s      after the producers have rested, until the last message was handled
@@ -125,7 +125,7 @@ class Load:
         return answer
 
     async def rest(self) -> list[judge.Told]:
-        """Stop sending; return what was told since the last time."""
+        """Stop sending; return the tells since the last time."""
         await self.ask("rest")
         rows = _rows(self._path, 24, self._read)
         self._read += len(rows)
@@ -209,53 +209,57 @@ class Field:
     # ---- one split
 
     async def split(self, shape: str) -> dict[str, Any]:
-        """Let one split of this shape happen; return what was seen."""
+        """Let one split of this shape happen; return the observations."""
         nodes = list(self.nodes)
         order = self.dice.sample(nodes, len(nodes))
         for load in self.loads:
             await load.ask("go")
         await asyncio.sleep(BEFORE_S)
         begun = boot_ns()
-        found: dict[str, Any] = {"shape": shape, "strategy": self.strategy, "healed_at": 0}
+        report: dict[str, Any] = {"shape": shape, "strategy": self.strategy, "healed_at": 0}
         if shape == "stopped":
-            await self._stop(order[0], found)
+            await self._stop(order[0], report)
         else:
-            await self._wall(shape, order, found)
+            await self._wall(shape, order, report)
         gone = {node.process.pid for node in nodes if not node.running}
         self.nodes = [node for node in nodes if node.running]
         if stray := await self.fill():
-            found["ended_later"] = len(stray)
+            report["ended_later"] = len(stray)
             gone |= stray
         await asyncio.sleep(AFTER_S)
-        told = [
-            one for told in await asyncio.gather(*(x.rest() for x in self.loads)) for one in told
+        tells = [
+            row_
+            for tells in await asyncio.gather(*(x.rest() for x in self.loads))
+            for row_ in tells
         ]
         rested = boot_ns()
-        rows, dropped = await self._outcomes(told, gone)
+        rows, dropped = await self._outcomes(tells, gone)
         last = max((row.at for row in rows), default=rested)
-        found["outcome_s"] = round(max(0, last - rested) / 1e9, 3)
+        report["outcome_s"] = round(max(0, last - rested) / 1e9, 3)
         if shape != "stopped":
-            found["oldest"] = "few" if nodes[0] in order[: 1 if shape == "alone" else 2] else "many"
-        if "continued" in found:
-            late = judge.handled(rows, *found.pop("continued"))
-            found |= {"woken": len(late), "woken_s": _longest(late)}
-        healed = found.pop("healed_at")
-        found |= judged(rows, begun, healed, gone, nodes, told, dropped)
-        if found["overlaps"] or "unexplained" in found["lost_by_reason"]:
-            self.save(judge.evidence(rows, told, found))
-        return found
+            report["oldest"] = (
+                "few" if nodes[0] in order[: 1 if shape == "alone" else 2] else "many"
+            )
+        if "continued" in report:
+            late = judge.handled(rows, *report.pop("continued"))
+            report |= {"woken": len(late), "woken_s": _longest(late)}
+        healed = report.pop("healed_at")
+        report |= judged(rows, begun, healed, gone, nodes, tells, dropped)
+        if report["overlaps"] or "unexplained" in report["lost_by_reason"]:
+            self.save(judge.evidence(rows, tells, report))
+        return report
 
     async def _outcomes(
-        self, told: list[judge.Told], gone: set[int]
+        self, tells: list[judge.Told], gone: set[int]
     ) -> tuple[list[judge.Row], Counter[str]]:
-        """Wait until each told message has its outcome. Return all records, and the number of
+        """Wait until each tell has its outcome. Return all records, and the number of
         dropped messages by reason."""
         rows, quiet_since, before = list(self._records()), time.monotonic(), (0, 0)
         while True:
             dropped: Counter[str] = Counter()
             for counts in await asyncio.gather(*(load.dropped() for load in self.loads)):
                 dropped += counts
-            missing = len(judge.missing(told, rows))
+            missing = len(judge.missing(tells, rows))
             if missing <= dropped.total() and not gone:
                 break
             now = time.monotonic()
@@ -275,9 +279,9 @@ class Field:
             shutil.copytree(self.folder, place, ignore=shutil.ignore_patterns("redis"))
             (place / "evidence").write_text(evidence)
 
-    async def _wall(self, shape: str, order: list[Node], found: dict[str, Any]) -> None:
+    async def _wall(self, shape: str, order: list[Node], report: dict[str, Any]) -> None:
         """Split the network until the cluster has decided, or for the time that the shape says."""
-        store = found["store"] = self.dice.choice(STORES)
+        store = report["store"] = self.dice.choice(STORES)
         few, many = order[:2], order[2:]
         if shape == "alone":
             few, many = order[:1], order[1:]
@@ -307,7 +311,7 @@ class Field:
                 self.network.split(*groups)
             await self._decided(order)
             await asyncio.sleep(AFTER_S)
-        found["healed_at"] = boot_ns()
+        report["healed_at"] = boot_ns()
         self.network.heal()
         await wait(lambda: settled([n for n in order if n.running]), "agreement", STEP_S)
 
@@ -328,12 +332,12 @@ class Field:
 
         await wait(decided, "a decision", STEP_S)
 
-    async def _stop(self, victim: Node, found: dict[str, Any]) -> None:
+    async def _stop(self, victim: Node, report: dict[str, Any]) -> None:
         """Stop a process for longer than every timeout, and let it continue."""
         pid = victim.process.pid
         victim.process.send_signal(signal.SIGSTOP)
         await asyncio.sleep(STOPPED_S)
-        found["continued"] = [pid, boot_ns()]
+        report["continued"] = [pid, boot_ns()]
         victim.process.send_signal(signal.SIGCONT)
 
         def decided() -> bool:
@@ -356,7 +360,7 @@ def judged(
     healed: int,
     gone: set[int],
     nodes: list[Node],
-    told: list[judge.Told],
+    tells: list[judge.Told],
     dropped: Counter[str],
 ) -> dict[str, Any]:
     """Return the figures of one split."""
@@ -371,10 +375,10 @@ def judged(
                 resumes.append((paused[1] - healed) / 1e9)
     survivors = {node.process.pid for node in nodes} - gone
     taken = judge.takeovers(rows, begun, survivors)
-    lost = judge.missing(told, rows)
+    lost = judge.missing(tells, rows)
     without = max(0, len(lost) - dropped.total())
     theirs = judge.handled_by(rows, gone)
-    held = sum(one.entity in theirs for one in lost)
+    held = sum(tell.entity in theirs for tell in lost)
     dropped["held_by_the_ended"] = min(held, without)
     dropped["relayed_by_the_ended" if gone else "unexplained"] = without - min(held, without)
     return {
@@ -384,7 +388,7 @@ def judged(
         "suspend_s": _longest(stops),
         "failover_s": _longest(taken.values()),
         "resume_s": _longest(resumes),
-        "told": len(told),
+        "told": len(tells),
         "lost": len(lost),
         "lost_by_reason": dict(+dropped),
         "repeated": judge.repeated(rows),
@@ -425,61 +429,63 @@ async def field(dice: random.Random, strategy: str, keep: Path | None) -> AsyncI
             network.close()
 
 
-def summed(found: list[dict[str, Any]]) -> dict[str, Any]:
+def summed(reports: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the sum of all splits."""
     reasons: Counter[str] = Counter()
-    for one in found:
-        reasons += Counter(one.get("lost_by_reason", {}))
+    for report in reports:
+        reasons += Counter(report.get("lost_by_reason", {}))
     worst = {
-        name: max((one[name] for one in found if one.get(name) is not None), default=None)
+        name: max(
+            (report[name] for report in reports if report.get(name) is not None), default=None
+        )
         for name in ("overlap_s", "suspend_s", "failover_s", "resume_s", "woken_s", "outcome_s")
     }
     sums = {
-        name: sum(one.get(name, 0) for one in found)
+        name: sum(report.get(name, 0) for report in reports)
         for name in ("ended", "overlaps", "told", "lost", "repeated", "woken")
     }
     counts = {
-        "failed": sum("failed" in one for one in found),
-        "shapes": Counter(one["shape"] for one in found),
-        "strategies": Counter(one["strategy"] for one in found),
+        "failed": sum("failed" in report for report in reports),
+        "shapes": Counter(report["shape"] for report in reports),
+        "strategies": Counter(report["strategy"] for report in reports),
     }
-    return {"splits": len(found), **counts, **sums, **worst, "lost_by_reason": reasons}
+    return {"splits": len(reports), **counts, **sums, **worst, "lost_by_reason": reasons}
 
 
 async def block(
     dice: random.Random, strategy: str, shapes: list[str], keep: Path | None
 ) -> list[dict[str, Any]]:
     """Split clusters with this strategy in these shapes, and print each."""
-    found: list[dict[str, Any]] = []
-    while len(found) < len(shapes):
+    reports: list[dict[str, Any]] = []
+    while len(reports) < len(shapes):
         async with field(dice, strategy, keep) as made:
-            for shape in shapes[len(found) :]:
+            for shape in shapes[len(reports) :]:
                 begun = time.monotonic()
                 try:
-                    one = await made.split(shape)
+                    report = await made.split(shape)
                 except TimeoutError as error:
-                    one = {"shape": shape, "strategy": strategy, "failed": str(error)[:2000]}
+                    report = {"shape": shape, "strategy": strategy, "failed": str(error)[:2000]}
                     made.save(made.picture())
-                one["took_s"] = round(time.monotonic() - begun, 1)
-                found.append(one)
-                print(json.dumps(one), flush=True)
-                if "failed" in one:
+                report["took_s"] = round(time.monotonic() - begun, 1)
+                reports.append(report)
+                print(json.dumps(report), flush=True)
+                if "failed" in report:
                     break
-    return found
+    return reports
 
 
-async def main(given: argparse.Namespace) -> None:
+async def main(options: argparse.Namespace) -> None:
     """Split and print."""
     if why := missing():
         sys.exit(f"benchmarks.splits: {why}")
-    dice, found = random.Random(given.seed), list[dict[str, Any]]()
-    shapes, strategies = itertools.cycle(given.shape), itertools.cycle(given.strategy)
-    while len(found) < given.splits:
-        size = min(len(SHAPES), given.splits - len(found))
+    dice, reports = random.Random(options.seed), list[dict[str, Any]]()
+    shapes, strategies = itertools.cycle(options.shape), itertools.cycle(options.strategy)
+    while len(reports) < options.splits:
+        size = min(len(SHAPES), options.splits - len(reports))
         turn = [next(shapes) for _ in range(size)]
         dice.shuffle(turn)
-        found += await block(dice, next(strategies), turn, given.keep)
-    print(json.dumps({"seed": given.seed, **summed(found)}), flush=True)
+        reports += await block(dice, next(strategies), turn, options.keep)
+    print(json.dumps({"seed": options.seed, **summed(reports)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Judge a split by the records of nodes and producers: where entities were handled, what was lost.
+"""Judge a split by the records of nodes and producers: the places of handled messages, the losses.
 Times are nanoseconds of one clock.
 
 An activation lasts from its first record to its last one. Two activations of one entity *overlap*
@@ -53,16 +53,16 @@ def overlaps(rows: Iterable[Row]) -> list[Overlap]:
     for row in rows:
         span = spans[row.entity].setdefault(row.activation, [row.at, row.at, row.process])
         span[0], span[1] = min(span[0], row.at), max(span[1], row.at)
-    found = []
+    pairs = []
     for entity, activations in spans.items():
         ordered = sorted(activations.values())
         for place, (first, _, process) in enumerate(ordered):
-            found += [
+            pairs += [
                 Overlap(entity, earlier[2], process, (earlier[1] - first) / 1e9)
                 for earlier in ordered[:place]
                 if earlier[1] > first
             ]
-    return found
+    return pairs
 
 
 def homes(rows: Iterable[Row], at: int) -> dict[int, int]:
@@ -78,11 +78,11 @@ def takeovers(rows: Sequence[Row], at: int, survivors: Collection[int]) -> dict[
     """Return, for each entity that lived elsewhere, the seconds from `at` until a survivor handles
     a message for it. Entities for which none does are left out."""
     lost = {entity for entity, process in homes(rows, at).items() if process not in survivors}
-    found: dict[int, float] = {}
+    times: dict[int, float] = {}
     for row in sorted(rows, key=lambda row: row.at):
         if row.at > at and row.entity in lost and row.process in survivors:
-            found.setdefault(row.entity, (row.at - at) / 1e9)
-    return found
+            times.setdefault(row.entity, (row.at - at) / 1e9)
+    return times
 
 
 def pause(rows: Iterable[Row], process: int, at: int, until: int) -> tuple[int, int] | None:
@@ -101,10 +101,10 @@ def handled(rows: Iterable[Row], process: int, since: int) -> list[float]:
     return [(at - since) / 1e9 for at in times]
 
 
-def missing(told: Iterable[Told], rows: Iterable[Row]) -> list[Told]:
-    """Return the told messages that no node handled."""
+def missing(tells: Iterable[Told], rows: Iterable[Row]) -> list[Told]:
+    """Return the tells that no node handled."""
     seen = {(row.producer, row.seq) for row in rows}
-    return [one for one in told if (one.producer, one.seq) not in seen]
+    return [tell for tell in tells if (tell.producer, tell.seq) not in seen]
 
 
 def handled_by(rows: Iterable[Row], processes: Collection[int]) -> set[int]:
@@ -112,17 +112,17 @@ def handled_by(rows: Iterable[Row], processes: Collection[int]) -> set[int]:
     return {row.entity for row in rows if row.process in processes}
 
 
-def evidence(rows: Sequence[Row], told: Sequence[Told], found: object) -> str:
+def evidence(rows: Sequence[Row], tells: Sequence[Told], report: object) -> str:
     """Describe the overlaps and the missing messages of one split, a line each."""
-    lines = [str(found), *map(str, overlaps(rows))]
+    lines = [str(report), *map(str, overlaps(rows))]
     last: defaultdict[int, list[Row]] = defaultdict(list)
     for row in rows:
         last[row.entity].append(row)
-    for one in missing(told, rows):
-        near = [row for row in last[one.entity] if row.producer == one.producer]
-        before = max((row for row in near if row.seq < one.seq), default=None, key=_seq)
-        after = min((row for row in near if row.seq > one.seq), default=None, key=_seq)
-        lines.append(f"missing {one}\n   before {before}\n   after  {after}")
+    for tell in missing(tells, rows):
+        near = [row for row in last[tell.entity] if row.producer == tell.producer]
+        before = max((row for row in near if row.seq < tell.seq), default=None, key=_seq)
+        after = min((row for row in near if row.seq > tell.seq), default=None, key=_seq)
+        lines.append(f"missing {tell}\n   before {before}\n   after  {after}")
     return "\n".join(lines)
 
 

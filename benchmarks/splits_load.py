@@ -4,10 +4,10 @@
 
 Standard input has a word a line; the answer is one JSON line. `go`: tell the pages in turn, RATE a
 second. `rest`: stop, and wait until nodes have acknowledged everything. `count`: the sums so far.
-Each told message is a row in FOLDER/told-PRODUCER: page, number, nanoseconds since boot.
+Each tell is a row in FOLDER/told-PRODUCER: page, number, nanoseconds since boot.
 
 One in 101 messages has a handler that waits for a second. The sender does not wait for a tell;
-one that has no room is refused, counted, and not told.
+one that has no room is refused, counted, and is no tell.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FLUSH_S = 30.0
 
 
 class Producer:
-    """Sends, and writes down what was sent."""
+    """Sends, and writes down sent messages."""
 
     def __init__(self, client: AsyncClient, path: str, number: int, pages: int) -> None:
         self.client, self.path, self.number = client, path, number
@@ -41,7 +41,7 @@ class Producer:
         self._refs: list[Any] = [client.ref(Page, str(n)) for n in range(pages)]
 
     async def go(self, rate: float, stop: asyncio.Event) -> None:
-        """Send at this rate until told to stop."""
+        """Send at this rate until a stop."""
         begun, sent = time.monotonic(), 0
         rows = array.array("q")
         while not stop.is_set():

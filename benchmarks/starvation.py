@@ -135,8 +135,8 @@ def detect(deaths: int, *, starve: bool) -> None:
     for self_health in (True, False):
         taken = []
         for seed in range(deaths):
-            found = found_after(Starved(seed, self_health=self_health, starve=starve))
-            taken += [] if found is None else [found]
+            found_at = found_after(Starved(seed, self_health=self_health, starve=starve))
+            taken += [] if found_at is None else [found_at]
         taken.sort()
         side = "with" if self_health else "without"
         for name, value in (

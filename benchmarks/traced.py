@@ -1,4 +1,4 @@
-"""Measure what tracing costs: tells and asks with it off, on, and on for 1 % of the messages.
+"""Measure the cost of tracing: tells and asks with it off, on, and on for 1 % of the messages.
 
     python -m benchmarks.traced [WORK ...] [--pairs 20] [--ratio 0.01] [--slice 1.5]
 
@@ -20,7 +20,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
-from benchmarks.counters import bus as bus  # what a node serves
+from benchmarks.counters import bus as bus  # work of a node
 from benchmarks.sides import Product
 from benchmarks.turns import options_of, run
 

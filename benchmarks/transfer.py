@@ -3,9 +3,9 @@ PostgreSQL, with real servers.
 
 The first export runs beside a node of that Redis, and of every callback of the node's loop the
 processor time is taken: no answer of the node is later than that because of the export. An import
-runs while no node does. The memory of a command is its largest resident size; that of a command
+runs while no node does. The memory of a command is its largest resident size; the size of a command
 that moves 1,000 states is printed beside it, because most of it is Python. At the end the last
-store has what the first one had.
+store has the first one's states.
 
     python -m benchmarks.transfer               100,000 states
     python -m benchmarks.transfer 10000         another number
@@ -87,8 +87,8 @@ async def fill(url: str, count: int) -> None:
     for first in range(0, count, BATCH):
         ids = [f"cart-{n:07}" for n in range(first, min(first + BATCH, count))]
         saves = [
-            Save("cart", shard_of(one, SHARDS), one, 0, data, first + n + 1)
-            for n, one in enumerate(ids)
+            Save("cart", shard_of(entity_id, SHARDS), entity_id, 0, data, first + n + 1)
+            for n, entity_id in enumerate(ids)
         ]
         assert set(await store.save_states(saves)) == {None}
     await store.close()
@@ -137,21 +137,21 @@ async def measure(count: int, folder: Path, *, shown: bool) -> None:
 
 
 def states(file: Path) -> set[tuple[str, str]]:
-    """Return the ids and states of an export, without what differs between stores."""
+    """Return the ids and states of an export, without parts that differ between stores."""
     lines = file.read_text().splitlines()
     return {(line.split('"id":"')[1][:12], line.split('"state":')[1]) for line in lines}
 
 
 def say(what: str, count: int, done: Ended, shown: bool) -> None:
     """Print the rate and the memory of a command."""
-    given = {"states": count}
-    emit(f"{what}: largest size of the command", done.most / 2**20, "MiB", **given)
+    parameters = {"states": count}
+    emit(f"{what}: largest size of the command", done.most / 2**20, "MiB", **parameters)
     if shown:
-        emit(f"{what}: states", count / done.seconds, "1/s", **given)
+        emit(f"{what}: states", count / done.seconds, "1/s", **parameters)
 
 
 if __name__ == "__main__":
-    wanted = int(sys.argv[1]) if len(sys.argv) > 1 else STATES
-    for number in (FEW, wanted):
+    most = int(sys.argv[1]) if len(sys.argv) > 1 else STATES
+    for number in (FEW, most):
         with tempfile.TemporaryDirectory() as made:
-            asyncio.run(measure(number, Path(made), shown=number == wanted))
+            asyncio.run(measure(number, Path(made), shown=number == most))

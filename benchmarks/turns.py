@@ -20,7 +20,7 @@ from benchmarks.sides import Product
 
 WORKS = ("tell", "ask256", "ask1")
 Beside = Mapping[str, Callable[[Product], Coroutine[Any, Any, None]]]
-"""What runs while a side is at work, by its name."""
+"""The processes that run while a side is at work, by its name."""
 
 
 def options_of(about: str, pairs: int, seconds: float, **numbers: float) -> argparse.Namespace:
@@ -64,7 +64,7 @@ async def slice_of(side: Product, work: str, amount: float) -> dict[str, float]:
 
 @contextlib.asynccontextmanager
 async def running(side: Product, beside: Beside) -> AsyncIterator[None]:
-    """Run what belongs to a side."""
+    """Run the processes of a side."""
     task = asyncio.create_task(beside[side.name](side)) if side.name in beside else None
     yield
     if task is not None:
@@ -87,12 +87,12 @@ async def compare(
     base: dict[str, list[float]] = {}
     for number in range(pairs):
         at = number % len(sides)
-        found: dict[Product, dict[str, float]] = {}
+        figures: dict[Product, dict[str, float]] = {}
         for side in sides[at:] + sides[:at]:
             async with running(side, beside):
-                found[side] = await slice_of(side, work, amount)
+                figures[side] = await slice_of(side, work, amount)
         for what in ("rate", "node", "client"):
-            first, *others, last = (found[side][what] for side in sides)
+            first, *others, last = (figures[side][what] for side in sides)
             of = (first + last) / 2
             base.setdefault(what, []).append(of)
             ratios.setdefault(f"off/{work}_{what}", []).append(last / first)

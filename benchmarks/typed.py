@@ -31,10 +31,10 @@ async def main() -> None:
     """Measure and print."""
     async with (
         Product("bytes") as plain,
-        Product("one_field", "take", Hit(PAYLOAD)) as one,
+        Product("one_field", "take", Hit(PAYLOAD)) as first,
         Product("four_fields", "note", Reading("sensor-7", 1.5, 42, PAYLOAD)) as four,
     ):
-        sides = (plain, one, four)
+        sides = (plain, first, four)
         rounds = {side: await warmed(side) for side in sides}
         costs: dict[Product, list[Cost]] = {side: [] for side in sides}
         asks: dict[Product, list[float]] = {side: [] for side in sides}
@@ -48,13 +48,13 @@ async def main() -> None:
             for side in sides:
                 runs = [round(rate) for rate in rates[side]]
                 emit(f"typed/{what}_{side.name}", median(rates[side]), unit, runs=runs)
-            for side in (one, four):
+            for side in (first, four):
                 more = [a / b - 1 for a, b in zip(rates[plain], rates[side], strict=True)]
                 pairs = [round(value, 3) for value in more]
                 emit(f"typed/{what}_{side.name}_more", median(more), "x", of="bytes", pairs=pairs)
         for side in sides:
             emit(f"typed/host_cpu_{side.name}", median(c.host for c in costs[side]), "us")
-        for side in (one, four):
+        for side in (first, four):
             more = [a.host / b.host - 1 for a, b in zip(costs[side], costs[plain], strict=True)]
             emit(f"typed/host_cpu_{side.name}_more", median(more), "x", of="bytes")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.counters import bus as bus  # what a node serves
+from benchmarks.counters import bus as bus  # work of a node
 from shardbus.shells import load_sampling
 from shardbus.transport import sent_messages
 

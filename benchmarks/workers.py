@@ -57,8 +57,8 @@ class Unit:
 
     async def handled(self) -> int:
         """Return the messages that all nodes have handled since the last reset."""
-        found = await asyncio.gather(*(host.ask("seen") for host in self.hosts))
-        return sum(seen["n"] for seen in found)
+        counts = await asyncio.gather(*(host.ask("seen") for host in self.hosts))
+        return sum(seen["n"] for seen in counts)
 
     async def tell(self, rounds: int) -> float:
         """Tell every entity `rounds` times; return messages a second."""
@@ -127,18 +127,18 @@ async def started(workers: int) -> AsyncIterator[Unit]:
 
 async def measure(workers: int) -> dict[str, float]:
     """Measure one number of nodes; return medians by name."""
-    found: dict[str, list[float]] = {"tell": [], "ask256": [], "work": []}
+    figures: dict[str, list[float]] = {"tell": [], "ask256": [], "work": []}
     async with started(workers) as unit:
         rounds = max(1, round(await unit.tell(5) * SECONDS / ENTITIES))
         for _ in range(RUNS):
-            found["tell"].append(await unit.tell(rounds))
-            found["ask256"].append(await unit.ask(0, SECONDS))
-            found["work"].append(await unit.ask(WORK_US, SECONDS))
-    for name, rates in found.items():
+            figures["tell"].append(await unit.tell(rounds))
+            figures["ask256"].append(await unit.ask(0, SECONDS))
+            figures["work"].append(await unit.ask(WORK_US, SECONDS))
+    for name, rates in figures.items():
         unit_of, runs = ("msg/s" if name == "tell" else "req/s"), [round(r) for r in rates]
         cores = os.cpu_count()
         emit(f"workers/{name}", median(rates), unit_of, nodes=workers, cores=cores, runs=runs)
-    return {name: median(rates) for name, rates in found.items()}
+    return {name: median(rates) for name, rates in figures.items()}
 
 
 async def main() -> None:

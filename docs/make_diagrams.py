@@ -2,7 +2,8 @@
 
     python docs/make_diagrams.py          # or: make docs-generated
 
-A page marks the place of a diagram by a pair of comments, and this script replaces what is between:
+A page marks the place of a diagram by a pair of comments, and this script replaces the lines
+between:
 
     <!-- diagram of shardbus.membership.member -->
     <!-- end of the diagram -->

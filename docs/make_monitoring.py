@@ -1,14 +1,15 @@
-"""Writes what monitoring reads, from the declarations in `shardbus/admin/metric_catalogue.py`.
+"""Writes the files that monitoring reads, from the declarations in
+`shardbus/admin/metric_catalogue.py`.
 
     python docs/make_monitoring.py
 
     docs/reference/metrics.md          every metric
-    docs/reference/alerts.md           every alert, and what to do about it
+    docs/reference/alerts.md           every alert, and its remedy
     deploy/prometheus/alerts.yml       the alerts, as rules of Prometheus
     deploy/grafana/shardbus.json       a dashboard: a row for each group, a panel for each metric
 
 An alert names metrics by their declarations, so a renamed metric cannot leave an alert behind that
-never fires. A test compares the files with what this script makes, and loads them into Prometheus.
+never fires. A test compares the files with this script's output, and loads them into Prometheus.
 """
 
 from __future__ import annotations

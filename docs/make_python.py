@@ -2,7 +2,7 @@
 
     python docs/make_python.py          # or: make docs-generated
 
-A test compares the page with what this script makes, and `SECTIONS` with `shardbus.__all__`. A
+A test compares the page with this script's output, and `SECTIONS` with `shardbus.__all__`. A
 public method is on the page, or in `FOR_THE_NODE`.
 """
 
@@ -71,7 +71,7 @@ BESIDE: dict[str, tuple[type, ...]] = {
     "The cluster": (Cluster, ExternalAllocation),
     "Testing": (TestCluster, TestNode, ClusterStore, EntityProbe),
 }
-"""Classes that an application gets and does not import, and those of `shardbus.testing`."""
+"""Classes that an application gets and does not import, and the classes of `shardbus.testing`."""
 
 FOR_THE_NODE: dict[str, frozenset[str]] = {
     "ShardBus": frozenset({"attach", "set_away"}),
@@ -118,7 +118,7 @@ MADE_FOR_YOU = frozenset(
 
 STARS = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}
 TYPE_NAME = re.compile(r"(?<![.\w'])[A-Z]\w+")
-"""The name of a class or of an alias in an annotation, without what stands in quotes."""
+"""The name of a class or of an alias in an annotation, without its quoted parts."""
 SECTION = re.compile(r"^(Args|Raises|Returns|Yields|Attributes):$")
 
 
@@ -132,24 +132,24 @@ def render() -> str:
     parts.append("- [Other types](#other-types)")
     for title, objects in listed:
         parts.append(f"\n## {title}")
-        parts += (_described(name, one) for name, one in objects)
+        parts += (_described(name, value) for name, value in objects)
     parts.append(f"\n{OTHER_TYPES}")
-    parts += _other_types([one for _, objects in listed for _, one in objects])
+    parts += _other_types([value for _, objects in listed for _, value in objects])
     return "\n".join(parts) + "\n"
 
 
 def _objects(title: str) -> Iterator[tuple[str, Any]]:
     yield from ((name, getattr(shardbus, name)) for name in SECTIONS[title])
-    yield from ((one.__name__, one) for one in BESIDE.get(title, ()))
+    yield from ((value.__name__, value) for value in BESIDE.get(title, ()))
     if title == "Errors":
         public = (getattr(shardbus, name) for name in shardbus.__all__)
-        errors = [one for one in public if _is_error(one)]
+        errors = [value for value in public if _is_error(value)]
         errors.sort(key=lambda error: [base.__name__ for base in error.__mro__[-4::-1]])
         yield from ((error.__name__, error) for error in errors)
 
 
-def _is_error(one: Any) -> bool:
-    return inspect.isclass(one) and issubclass(one, Exception)
+def _is_error(value: Any) -> bool:
+    return inspect.isclass(value) and issubclass(value, Exception)
 
 
 def members(cls: type) -> Iterator[tuple[str, Any]]:
@@ -206,8 +206,8 @@ def signatures(function: Any) -> Iterable[Any]:
 def returned(function: Any) -> tuple[str, str]:
     """Return `await ` or nothing, and the type of the answer."""
     text = _type(inspect.signature(function).return_annotation)
-    if found := re.fullmatch(r"(?:Coroutine\[Any, Any, |Sent\[)(.+)\]", text):
-        return "await ", found[1]
+    if match := re.fullmatch(r"(?:Coroutine\[Any, Any, |Sent\[)(.+)\]", text):
+        return "await ", match[1]
     is_async = inspect.iscoroutinefunction(function) or hasattr(function, "_is_coroutine")
     return "await " if is_async else "", text
 
@@ -267,15 +267,15 @@ def _options(function: Any, name: str, document: str) -> Iterator[str]:
 
 def _other_types(objects: Iterable[Any]) -> Iterator[str]:
     """Yield a row for each type of shardbus that is named in a signature and is not public."""
-    found: dict[str, Any] = {}
-    for function in (each for one in objects for each in _functions(one)):
+    types: dict[str, Any] = {}
+    for function in (each for member in objects for each in _functions(member)):
         names = getattr(inspect.unwrap(function), "__globals__", {})
         for annotation in getattr(function, "__annotations__", {}).values():
-            found |= {name: names.get(name) for name in TYPE_NAME.findall(_type(annotation))}
+            types |= {name: names.get(name) for name in TYPE_NAME.findall(_type(annotation))}
     for value in EntityArguments.__annotations__.values():
         named = TYPE_NAME.findall(getattr(value, "__forward_arg__", str(value)))
-        found |= {name: getattr(entity_options, name, None) for name in named}
-    for name, value in sorted(found.items()):
+        types |= {name: getattr(entity_options, name, None) for name in named}
+    for name, value in sorted(types.items()):
         if name in shardbus.__all__ or name in shown():
             continue
         module = getattr(value, "__module__", "")
@@ -301,25 +301,25 @@ def _alias(name: str, value: object) -> str:
     return ""
 
 
-def _functions(one: Any) -> Iterator[Any]:
+def _functions(member: Any) -> Iterator[Any]:
     """Yield the functions whose signatures the page shows for a public object."""
-    if not inspect.isclass(one):
-        yield one
+    if not inspect.isclass(member):
+        yield member
         return
-    if one.__name__ not in MADE_FOR_YOU:
-        yield one.__init__
-    for _, value in members(one):
+    if member.__name__ not in MADE_FOR_YOU:
+        yield member.__init__
+    for _, value in members(member):
         yield value.fget if isinstance(value, property) else value
 
 
 def shown() -> frozenset[str]:
     """Return the names of the classes on the page that are not public names."""
-    return frozenset(one.__name__ for classes in BESIDE.values() for one in classes)
+    return frozenset(cls.__name__ for classes in BESIDE.values() for cls in classes)
 
 
 def _annotations(cls: type) -> dict[str, Any]:
-    found: dict[str, Any] = vars(cls).get("__annotations__", {})
-    return found
+    annotations: dict[str, Any] = vars(cls).get("__annotations__", {})
+    return annotations
 
 
 def attributes(cls: type) -> dict[str, str]:
@@ -330,18 +330,18 @@ def attributes(cls: type) -> dict[str, str]:
     """
     hidden = INTERNAL.get(cls.__name__, frozenset())
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    found = {name: _type(declared) for name, declared in _annotations(cls).items()}
+    types = {name: _type(declared) for name, declared in _annotations(cls).items()}
     for name, value in vars(cls).items():
-        if isinstance(value, bool | int | str) and name not in found:
-            found[name] = type(value).__name__
+        if isinstance(value, bool | int | str) and name not in types:
+            types[name] = type(value).__name__
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef) and function.name == "__init__":
             for name, declared in _set_by(function):
-                found[name] = found.get(name) or declared
+                types[name] = types.get(name) or declared
             break
     return {
         name: declared
-        for name, declared in found.items()
+        for name, declared in types.items()
         if not name.startswith("_") and name not in hidden
     }
 
@@ -379,7 +379,7 @@ def _attributes(cls: type) -> list[str]:
 
 def _texts_below(cls: type) -> dict[str, str]:
     """Return the texts that stand below declarations of a class, by name."""
-    found = {}
+    texts = {}
     for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(cls)))):
         if not isinstance(node, ast.ClassDef | ast.FunctionDef):
             continue
@@ -390,14 +390,14 @@ def _texts_below(cls: type) -> dict[str, str]:
                     ast.Expr(value=ast.Constant(value=str(text))),
                 ):
                     name = target.attr if isinstance(target, ast.Attribute) else ast.unparse(target)
-                    found[name] = " ".join(text.split())
-    return found
+                    texts[name] = " ".join(text.split())
+    return texts
 
 
-def _text(one: Any) -> str:
+def _text(value: Any) -> str:
     """The docstring, its sections as lists."""
-    document = inspect.getdoc(one)
-    assert document, f"{one} has no docstring"
+    document = inspect.getdoc(value)
+    assert document, f"{value} has no docstring"
     parts: list[str] = []
     for paragraph in document.split("\n\n"):
         title, _, body = paragraph.partition("\n")

@@ -2,7 +2,7 @@
 
     python docs/make_reference.py
 
-A test compares the page with what this script makes, so that neither can change alone.
+A test compares the page with this script's output, so that neither can change alone.
 """
 
 from __future__ import annotations

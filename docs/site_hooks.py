@@ -1,4 +1,4 @@
-"""Make the pages of the repository a site: what `mkdocs` calls while it builds.
+"""Make the pages of the repository a site: the functions that `mkdocs` calls while it builds.
 
     make docs
 
@@ -11,7 +11,7 @@ things, and this module is where they are:
   file that is no page, such as a program of `examples/`, becomes the words of the link.
 - A state diagram is Mermaid text, which needs a script of 3 MB from elsewhere. The site shows its
   arrows as a table.
-- The search finds what answers a question before what lists everything: `SEARCH` lifts some pages,
+- The search finds answers before lists: `SEARCH` lifts some pages,
   lowers others, and leaves tables and measurements out.
 
 After the build no page may load a script, a style, a font or a picture from elsewhere, and the
@@ -65,7 +65,8 @@ FOREIGN = re.compile(
     r"|<link\b(?![^>]*rel=[\"']?(?:canonical|prev|next))[^>]*\bhref=[\"']?(?:https?:)?//[^\"'> ]+"
     r"|class=[\"']?mermaid"
 )
-"""What makes a browser load something from elsewhere. The theme loads Mermaid for its class."""
+"""Text that makes a browser load something from elsewhere. The theme loads Mermaid for its
+class."""
 
 
 def site_path(name: str) -> str | None:
@@ -84,7 +85,7 @@ def repository_path(page: str) -> str:
 
 def for_site(text: str, page: str) -> str:
     """Return a page's text with diagrams as tables and with links as the site needs them."""
-    text = DIAGRAM.sub(lambda found: table_of_arrows(found["arrows"]), text)
+    text = DIAGRAM.sub(lambda match: table_of_arrows(match["arrows"]), text)
     parts = CODE.split(text)
     parts[::2] = [LINK.sub(lambda link: relinked(link, page), part) for part in parts[::2]]
     return "".join(parts)
@@ -114,27 +115,27 @@ def table_of_arrows(diagram: str) -> str:
 
 
 def search_of(page: str) -> dict[str, object]:
-    """Return what the theme's search must know of a page: nothing for most."""
+    """Return the front matter for the theme's search of a page: nothing for most."""
     weight = SEARCH.get(page, 1)
     return {} if weight == 1 else {"boost": weight} if weight else {"exclude": True}
 
 
 def wrong_in_index(index: dict[str, Any]) -> list[str]:
-    """Return what the index of a built search has otherwise than `SEARCH` says."""
-    found: dict[str, set[float]] = {}
+    """Return the differences of a built search index from `SEARCH`."""
+    wrongs: dict[str, set[float]] = {}
     for entry in index["docs"]:
         page = entry["location"].partition("#")[0].removesuffix(".html") + ".md"
-        found.setdefault(page, set()).add(entry.get("boost", 1))
-    weights = {page: SEARCH.get(page, 1) for page in {*found, *SEARCH}}
+        wrongs.setdefault(page, set()).add(entry.get("boost", 1))
+    weights = {page: SEARCH.get(page, 1) for page in {*wrongs, *SEARCH}}
     return sorted(
-        f"{page} has weight {sorted(found.get(page, {0}))}, not {weight}"
+        f"{page} has weight {sorted(wrongs.get(page, {0}))}, not {weight}"
         for page, weight in weights.items()
-        if found.get(page, {0}) != {weight}
+        if wrongs.get(page, {0}) != {weight}
     )
 
 
 def loaded_from_elsewhere(html: str) -> list[str]:
-    """Return what a page would load from another server."""
+    """Return the files that a page would load from another server."""
     return FOREIGN.findall(html)
 
 
@@ -143,9 +144,9 @@ def on_files(files: Any, config: Any) -> Any:
     from mkdocs.structure.files import File
 
     for name, place in SITE_PAGES.items():
-        found = files.get_file_from_path(name.removeprefix("docs/")) if "/" in name else None
-        if found is not None:
-            files.remove(found)
+        file = files.get_file_from_path(name.removeprefix("docs/")) if "/" in name else None
+        if file is not None:
+            files.remove(file)
         text = (ROOT / name).read_text(encoding="utf-8")
         files.append(File.generated(config, place, content=text))
     return files
@@ -164,8 +165,8 @@ def on_post_build(config: Any) -> None:
 
     site = Path(config["site_dir"])
     for path in sorted(site.rglob("*.html")):
-        if found := loaded_from_elsewhere(path.read_text(encoding="utf-8")):
-            raise PluginError(f"{path.relative_to(site)} loads from elsewhere: {found[0]}")
+        if foreign := loaded_from_elsewhere(path.read_text(encoding="utf-8")):
+            raise PluginError(f"{path.relative_to(site)} loads from elsewhere: {foreign[0]}")
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     if wrong := wrong_in_index(index):
         raise PluginError(f"the search differs from SEARCH: {', '.join(wrong)}")

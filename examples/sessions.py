@@ -35,7 +35,7 @@ class Session(Entity):
         return json.dumps({"basket": self.basket, "moves": self.moves}).encode()
 
     def rehydrate(self, data: bytes) -> None:
-        """Read what this version or the one before wrote: an older node may have sent it."""
+        """Read a state of this version or of the one before: an older node may have sent it."""
         carried = json.loads(data)
         self.basket, self.moves = carried["basket"], carried.get("moves", 0) + 1
 

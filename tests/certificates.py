@@ -20,7 +20,7 @@ class Certificates:
         folder.mkdir()
         self._folder, self._authority_key = folder, folder / "ca.key"
         self.authority = folder / "ca.pem"
-        # Python 3.13 refuses an authority that does not say what its key is for.
+        # Python 3.13 refuses an authority without the permitted uses of its key.
         purpose = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")
         ca = (*_NEW, "-x509", "-days", "2", "-subj", "/CN=authority", *purpose)
         _run(*ca, "-keyout", self._authority_key, "-out", self.authority)

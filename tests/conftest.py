@@ -1,4 +1,4 @@
-"""Fixtures that several folders share. Nothing starts before a test asks for it."""
+"""Fixtures that several folders share. Nothing starts before a test uses it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.fixture
 def own_garbage() -> Iterator[None]:
-    """Let a test collect only what itself has made: what others left may warn."""
+    """Let a test collect only its own garbage: garbage of other tests may warn."""
     gc.freeze()
     yield
     gc.unfreeze()

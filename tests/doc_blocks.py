@@ -52,12 +52,12 @@ class Block:
 def blocks(page: str) -> list[Block]:
     """Return the fenced blocks of a page, in order."""
     words = (ROOT / page).read_text(encoding="utf-8")
-    found = []
+    parsed = []
     for match in BLOCK.finditer(words):
         line = words.count("\n", 0, match.start("language")) + 1
         reason = (match["reason"] or "").strip()
-        found.append(Block(page, line, match["language"], dedent(match["text"]), reason))
-    return found
+        parsed.append(Block(page, line, match["language"], dedent(match["text"]), reason))
+    return parsed
 
 
 def every_block() -> list[Block]:
@@ -66,9 +66,9 @@ def every_block() -> list[Block]:
 
 
 def setup(page: str) -> str:
-    """Return what a page's Python blocks take for granted."""
-    found = SETUP.search(BLOCK.sub("", (ROOT / page).read_text(encoding="utf-8")))
-    return found[1] if found else ""
+    """Return the names that a page's Python blocks use without defining them."""
+    setup_block = SETUP.search(BLOCK.sub("", (ROOT / page).read_text(encoding="utf-8")))
+    return setup_block[1] if setup_block else ""
 
 
 def commands(block: Block) -> Iterator[str]:

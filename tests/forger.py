@@ -172,7 +172,7 @@ def join(node: NodeId) -> Join:
 
 
 def answers(node: NodeId) -> list[object]:
-    """What only a seed sends."""
+    """Messages that only a seed sends."""
     from shardbus.membership.gossip import Gossip
 
     state = Gossip().with_members(node, Member(node, 1))
@@ -180,7 +180,7 @@ def answers(node: NodeId) -> list[object]:
 
 
 def init_join() -> InitJoin:
-    """What a joining node asks first."""
+    """The first question of a joining node."""
     return InitJoin(greeting())
 
 

@@ -29,7 +29,7 @@ DRIP_S = 0.02
 
 class KubernetesApi:
     """Serves one namespace. `orders` has statuses that it answers with, one after the other, before
-    it does its work; `token` is the one that it accepts."""
+    it does its work; `token` is the only accepted token."""
 
     def __init__(self, folder: Path, namespace: str = "shop") -> None:
         self.certificates = Certificates(folder / "api")
@@ -85,10 +85,10 @@ class KubernetesApi:
             length = int(headers.get("content-length", "0"))
             body = json.loads(await reader.readexactly(length)) if length else None
             self.requests.append((first, headers, body))
-            found: dict[str, Any] = {}
+            answer: dict[str, Any] = {}
             status = self.orders.pop(0) if self.orders else CARRY_OUT
             if status == CARRY_OUT:
-                status, found = self._carry_out(first, headers, body)
+                status, answer = self._carry_out(first, headers, body)
             if status == SILENCE:
                 await self._ends.wait()
             elif status == DRIP:
@@ -96,7 +96,7 @@ class KubernetesApi:
             elif status == NO_HTTP:
                 writer.write(b"220 mail.example ESMTP\r\n\r\n")
             else:
-                writer.write(self._answer(status, found))
+                writer.write(self._answer(status, answer))
             await writer.drain()
         writer.close()
 
@@ -137,8 +137,8 @@ class KubernetesApi:
     def _answer(status: int, metadata: dict[str, Any]) -> bytes:
         """In chunks, as Go's server answers with a body of unknown length."""
         failed = {"kind": "Status", "message": MESSAGES.get(status, "busy"), "code": status}
-        found = {"kind": "PartialObjectMetadata", "metadata": metadata}
-        text = json.dumps(found if status == 200 else failed).encode()
+        body = {"kind": "PartialObjectMetadata", "metadata": metadata}
+        text = json.dumps(body if status == 200 else failed).encode()
         head = f"HTTP/1.1 {status} {REASONS.get(status, 'Reason')}\r\n"
         headers = "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
         return f"{head}{headers}{len(text):x}\r\n".encode() + text + b"\r\n0\r\n\r\n"

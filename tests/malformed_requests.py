@@ -57,22 +57,22 @@ class PageAnswer:
 
     @property
     def error(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.body)["error"]
-        return found
+        details: dict[str, Any] = json.loads(self.body)["error"]
+        return details
 
 
 async def answer_to(
     app: Starlette, request: PageRequest, *headers: tuple[bytes, bytes]
 ) -> PageAnswer:
-    """Return the answer of an application; of a stream, what comes before it waits."""
+    """Return the answer of an application; of a stream, the chunks before its first wait."""
     scope = request.scope()
     scope["headers"] += headers
     parts, status = [], [0]
     begun, over = asyncio.Event(), asyncio.Event()
-    asked = iter([{"type": "http.request", "body": request.body, "more_body": False}])
+    messages = iter([{"type": "http.request", "body": request.body, "more_body": False}])
 
     async def receive() -> Any:
-        message = next(asked, None)
+        message = next(messages, None)
         if message is None:
             await over.wait()
             return {"type": "http.disconnect"}
@@ -164,8 +164,8 @@ def unreached(app: Starlette, requests: Sequence[PageRequest]) -> list[str]:
     routes = (route for route in app.routes if isinstance(route, Route))
     left = {f"{sorted(route.methods or ())} {route.path}": route for route in routes}
     for request in requests:
-        found = [n for n, r in left.items() if r.matches(request.scope())[0] is Match.FULL]
-        for name in found[:1]:
+        matching = [n for n, r in left.items() if r.matches(request.scope())[0] is Match.FULL]
+        for name in matching[:1]:
             del left[name]
     return list(left)
 
@@ -202,7 +202,7 @@ PIECES = (
     b"%F4%8F%BF%BF",
     b"x" * 300,
 )
-"""What is put into a path or a query."""
+"""Values for a path or a query."""
 BODIES = (
     b"",
     b"\xff",

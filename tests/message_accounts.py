@@ -20,14 +20,14 @@ OUTCOMES = (
 def missing(metrics: str) -> dict[str, int]:
     """Return how many of the accepted messages the outcomes lack, by type; only types for which
     that is not 0."""
-    found = Counter[str]()
+    misses = Counter[str]()
     for family in text_string_to_metric_families(metrics):
         for sample in family.samples:
             entity_type = sample.labels.get("entity_type", "")
             if not entity_type or sample.labels.get("reason") in NOT_ACCEPTED:
                 continue
             if sample.name == "shardbus_messages_accepted_total":
-                found[entity_type] += int(sample.value)
+                misses[entity_type] += int(sample.value)
             elif sample.name in OUTCOMES:
-                found[entity_type] -= int(sample.value)
-    return {entity_type: count for entity_type, count in found.items() if count}
+                misses[entity_type] -= int(sample.value)
+    return {entity_type: count for entity_type, count in misses.items() if count}

@@ -108,9 +108,9 @@ def caused(error: BaseException, cause: BaseException) -> BaseException:
 
 
 def cycle() -> BaseException:
-    one, other = ValueError("one"), ValueError("other")
-    one.__cause__, other.__cause__ = other, one
-    return one
+    first, other = ValueError("one"), ValueError("other")
+    first.__cause__, other.__cause__ = other, first
+    return first
 
 
 def long_chain() -> BaseException:

@@ -33,6 +33,8 @@ class PageDouble:
 
     def _page(self, page: AnyPage) -> Any:
         async def other(**values: object) -> Json:
-            return await self.answer(page.name, *(values[one.name] for one in page.parameters))
+            return await self.answer(
+                page.name, *(values[parameter.name] for parameter in page.parameters)
+            )
 
         return getattr(self, page.name, other)

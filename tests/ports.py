@@ -9,9 +9,9 @@ from contextlib import ExitStack, suppress
 
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 FIRST, COUNT = 10_000 + 4_000 * (WORKER % 4), 4_000
-"""Each of four test workers has its own. All are below those of the flights' demo, and below those
-that the system gives to outgoing connections: one of these could take a free port before the
-process has it for which it was found."""
+"""Each of four test workers has its own. All are below the ports of the flights' demo, and below
+the ports that the system gives to outgoing connections: one of these could take a free port before
+the process has it for which it was found."""
 _next = FIRST + random.randrange(COUNT)
 
 

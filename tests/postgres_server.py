@@ -47,8 +47,8 @@ def missing() -> str:
 
 def program_of(name: str) -> str | None:
     """Return the path of a program of PostgreSQL, the newest of Debian's if PATH has none."""
-    if found := shutil.which(name):
-        return found
+    if program := shutil.which(name):
+        return program
     folders = Path("/usr/lib/postgresql").glob(f"*/bin/{name}")
     newest = sorted(folders, key=lambda path: int(path.parts[-3]))
     return str(newest[-1]) if newest else None
@@ -148,7 +148,7 @@ class PostgresServer(StartedServer):
         await self.ask("SELECT pg_promote(true, 60)")
 
     def stop(self) -> None:
-        """End the server in order: it ends its connections, and writes down what it has."""
+        """End the server in order: it ends its connections, and writes its data to disk."""
         process, self._process = self._process, None
         if process is not None:
             process.send_signal(signal.SIGINT)
@@ -172,7 +172,7 @@ class PostgresServer(StartedServer):
         self._copy_certificates()
 
     def _fill(self) -> None:
-        """Create the data, or copy those of the primary."""
+        """Create the data, or copy the primary's."""
         owner = unprivileged()
         if owner is not None:
             os.chown(self.folder, *owner)
@@ -196,10 +196,10 @@ class PostgresServer(StartedServer):
 
     def _copy_certificates(self) -> None:
         """The server reads only a key that belongs to its user, and that no other may read."""
-        if (found := self._certificates) is None:
+        if (certificates := self._certificates) is None:
             return
-        names = {"ssl_ca_file": found.authority, "ssl_cert_file": found.certificate}
-        for setting, source in {**names, "ssl_key_file": found.key}.items():
+        names = {"ssl_ca_file": certificates.authority, "ssl_cert_file": certificates.certificate}
+        for setting, source in {**names, "ssl_key_file": certificates.key}.items():
             copied = self.data / setting
             shutil.copyfile(source, copied)
             copied.chmod(0o600)
@@ -209,9 +209,9 @@ class PostgresServer(StartedServer):
         self._settings += ("ssl=on",)
 
     def _finish(self, program: str, *options: str) -> None:
-        found = program_of(program) or program
+        path = program_of(program) or program
         done = subprocess.run(
-            [*as_owner(), found, *options], capture_output=True, text=True, cwd=self.folder
+            [*as_owner(), path, *options], capture_output=True, text=True, cwd=self.folder
         )
         if done.returncode:
             raise RuntimeError(f"{program}: {done.stderr}")
@@ -250,4 +250,4 @@ def _descendants(pid: int) -> list[int]:
     except OSError:
         return []
     children = [int(child) for child in text.split()]
-    return [one for child in children for one in (child, *_descendants(child))]
+    return [descendant for child in children for descendant in (child, *_descendants(child))]

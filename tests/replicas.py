@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from shardbus.ids import Address
@@ -74,3 +76,11 @@ class Replicas:
     def store(self, timeout: float = 120.0) -> ReplicatedStore:
         """Return a store on these replicas, not started yet."""
         return ReplicatedStore("cluster://", CLUSTER, self.addresses, ZmqNetwork, timeout=timeout)
+
+    @asynccontextmanager
+    async def opened(self, timeout: float) -> AsyncIterator[ReplicatedStore]:
+        """A store on these replicas that has started."""
+        store = self.store(timeout)
+        await store.start()
+        yield store
+        await store.close()

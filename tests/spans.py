@@ -16,7 +16,7 @@ _kept = InMemorySpanExporter()
 
 
 def install() -> TracerProvider:
-    """Make the provider that of this process; it stays so."""
+    """Install the provider in this process, for good."""
     if trace.get_tracer_provider() is not _provider:
         trace.set_tracer_provider(_provider)
         assert trace.get_tracer_provider() is _provider, "another test has set a provider"
@@ -43,12 +43,12 @@ class Spans:
         return [span for span in self.all if span.name == name]
 
     def one(self, name: str) -> ReadableSpan:
-        [found] = self.named(name)
-        return found
+        [span] = self.named(name)
+        return span
 
     @contextmanager
     def root(self, name: str = "request") -> Iterator[None]:
-        """Run the block as what a web server would: under a sampled span."""
+        """Run the block under a sampled span, as a web server does."""
         with trace.get_tracer("tests").start_as_current_span(name):
             yield
 

@@ -30,7 +30,7 @@ LOG_BYTES = 5000
 
 class StartedServer(ABC):
     """A server while the context lasts. Without a `folder` it has one of its own, which is removed
-    at the end. `environment` is added to that of the program."""
+    at the end. `environment` is added to the program's environment."""
 
     title: ClassVar[str]
 
@@ -44,7 +44,7 @@ class StartedServer(ABC):
 
     @abstractmethod
     def _command(self) -> list[str]:
-        """Return the command that starts the server on `port`, with what it keeps in `folder`."""
+        """Return the command that starts the server on `port`, with its data in `folder`."""
 
     @abstractmethod
     def _answers(self) -> bool:
@@ -81,7 +81,8 @@ class StartedServer(ABC):
 
     def restart(self) -> None:
         """Start anew on the same port and with the same data. Ends the server first if it runs.
-        Processes of the former one may end a moment later, and hold what the new one needs."""
+        Processes of the former one may end a moment later, and hold ports or files that the new one
+        needs."""
         self.kill()
         ends = time.monotonic() + PATIENCE_S
         while not self._start():

@@ -39,8 +39,8 @@ def _over() -> bytes:
 
 
 class Stranger:
-    """One connection. It sends what it likes until the other side ends it, or has taken nothing for
-    `patience` seconds: TCP does not always tell that nobody is there any more."""
+    """One connection. It sends any bytes until the other side ends the connection, or has taken
+    nothing for `patience` seconds: TCP does not always tell that nobody is there any more."""
 
     def __init__(self, port: int, kind: bytes = b"DEALER", patience: float = PATIENCE_S) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
@@ -48,7 +48,7 @@ class Stranger:
         self.socket.sendall(GREETING + _ready(kind))
         self._read(len(GREETING))
         self.patience = patience
-        self._read(self._read(2)[1])  # what it says of itself; before that no message may come
+        self._read(self._read(2)[1])  # its own settings; before that no message may come
 
     def __enter__(self) -> Stranger:
         return self
@@ -86,7 +86,7 @@ class Stranger:
 
     def ended(self) -> bool:
         """Wait until the other side has ended the connection, and return True; False if it does not
-        end. Heartbeats are answered, so that the end is not for want of them."""
+        end. Heartbeats are answered, so that the end is not caused by missing ones."""
         deadline = time.monotonic() + PATIENCE_S
         try:
             while got := self.socket.recv(65536):

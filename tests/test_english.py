@@ -2,8 +2,8 @@
 
 `docs/FEATURES.md` quotes requirements in the words of their source; its other columns are checked.
 
-Constructions that circle a thing instead of naming it are rare in every package: noun clauses with
-"what", "that of", "the one which", and machines that ask, learn or want like people.
+Constructions that circle a thing instead of naming it are rare in every package: `CONSTRUCTIONS`
+lists them.
 """
 
 from __future__ import annotations
@@ -75,13 +75,29 @@ CONSTRUCTIONS = {
         re.IGNORECASE,
     ),
 }
-"""In docstrings and comments. A message is told or asked by the API, and `tells that` are those."""
+"""In docstrings, comments and pages. By the API a program tells or asks a message: `tells that`."""
 PACKAGES = [
-    "shardbus/*.py",
-    "cli/**/*.py",
-    *(f"shardbus/{init.parent.name}/**/*.py" for init in ROOT.glob("shardbus/*/__init__.py")),
+    *("shardbus/*.py", "tests/*.py", "tests/unit/*.py", "docs/*.py", "docs/*.md"),
+    *("cli/**/*.py", "benchmarks/**/*.py", "examples/**/*.py", "examples/**/*.md"),
+    *("docs/how-to/*.md", "docs/reference/cli.md", "docs/reference/http.md"),
+    *("README.md", "CONTRIBUTING.md"),
+    *(
+        f"{folder.relative_to(ROOT).as_posix()}/**/*.py"
+        for parent in ("shardbus", "tests", "tests/unit")
+        for folder in sorted((ROOT / parent).iterdir())
+        if folder != ROOT / "tests" / "unit" and any(folder.rglob("*.py"))
+    ),
 ]
-"""The modules of each package, of the command line, and beside the packages: none is left out."""
+"""The files of each package or folder, and those beside them. The other pages of `docs/reference`
+are made from the product's texts."""
+CODE = re.compile(r"^ *```.*?^ *```$|`[^`\n]+`|\]\([^)\s]*\)", re.MULTILINE | re.DOTALL)
+"""Parts of a page without prose: blocks, inline code, the targets of links."""
+
+
+def prose_of(path: Path) -> str:
+    """Return the prose of a module or of a page, on one line."""
+    text = checked(path)
+    return prose(text) if path.suffix == ".py" else re.sub(r"\s+", " ", CODE.sub("", text))
 
 
 def prose(text: str) -> str:
@@ -110,7 +126,7 @@ def occurrences(text: str) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("package", sorted(PACKAGES))
 def test_a_package_names_things_instead_of_circling_them(package: str) -> None:
-    texts = [prose(path.read_text("utf-8")) for path in sorted(ROOT.glob(package))]
+    texts = [prose_of(path) for path in sorted(ROOT.glob(package))]
     assert texts
     assert occurrences(" ".join(texts)) == {}
 
@@ -120,3 +136,45 @@ def test_constructions_are_found_in_docstrings_and_comments_alone() -> None:
     assert {name: len(hits) for name, hits in occurrences(text * 2).items()} == {
         "what": 2, "that of": 2, "a machine that asks or learns": 2,
     }  # fmt: skip
+
+
+def test_no_module_is_outside_of_the_packages() -> None:
+    packaged = {path for package in PACKAGES for path in ROOT.glob(package)}
+    folders = ("shardbus", "cli", "tests", "benchmarks", "docs", "examples")
+    modules = {path for folder in folders for path in (ROOT / folder).rglob("*.py")}
+    assert modules - packaged == set()
+
+
+# ---- names that hold nothing
+
+VAGUE = {"one", "found", "known", "own", "told", "asked", "wanted", "given"}
+"""Names of variables and parameters that do not say what they hold."""
+VAGUE_PER_1_000 = {"cli/**/*.py": 52, "shardbus/**/*.py": 24} | {
+    package: 5
+    for package in PACKAGES
+    if package.endswith(".py") and package.split("/")[0] not in ("cli", "shardbus")
+}
+"""How many of 1,000 bindings of a package may have such a name, rounded up."""
+
+
+def bindings(text: str) -> list[str]:
+    """The names that a module's code assigns, and those of its parameters."""
+    return [
+        node.arg if isinstance(node, ast.arg) else node.id
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.arg)
+        or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    ]
+
+
+@pytest.mark.parametrize("package", sorted(VAGUE_PER_1_000))
+def test_a_binding_says_what_it_holds(package: str) -> None:
+    names = {path: bindings(path.read_text("utf-8")) for path in sorted(ROOT.glob(package))}
+    vague = [f"{path.name}: {name}" for path in names for name in names[path] if name in VAGUE]
+    total = sum(map(len, names.values()))
+    assert len(vague) <= math.ceil(total * VAGUE_PER_1_000[package] / 1000), vague
+
+
+def test_parameters_and_every_kind_of_assignment_are_bindings() -> None:
+    text = "def f(own, *told): [one for one in own]\nif found := f(1): known = 2\n"
+    assert sorted(bindings(text)) == ["found", "known", "one", "own", "told"]

@@ -112,7 +112,7 @@ ENTRY_POINTS = {
 }
 """Modules that are started or imported from outside: the command, the process of a node of
 `shardbus dev`, the application of a new project, the simulator of replicas, the suites that tests
-of users subclass, and what web applications import."""
+of users subclass, and the modules that web applications import."""
 
 SMALL_LINES = 40
 """A module below this size, with one importer, belongs into its importer."""
@@ -120,7 +120,7 @@ SMALL_PROGRAMS = {"shardbus_cli.bench_app"}
 """Applications that are named in command lines."""
 
 LOADERS = {"shardbus_cli.commands"}
-"""Modules that import what the table of commands names."""
+"""Modules that import the modules named in the table of commands."""
 
 PURE = (
     "shardbus.membership",
@@ -209,7 +209,7 @@ def own(name: str) -> bool:
 
 def complaints_about_floors(module: str, tree: ast.Module) -> list[str]:
     here = package_of(module)
-    found = []
+    complaints = []
     for imported in imports_of(module, tree):
         if not own(imported):
             continue
@@ -217,12 +217,14 @@ def complaints_about_floors(module: str, tree: ast.Module) -> list[str]:
         if there == here or (FLOORS[here] == 0 == FLOORS[there]) or (here, there) in SIBLINGS:
             continue
         if FLOORS[there] >= FLOORS[here]:
-            found.append(f"{module} (floor {FLOORS[here]}) imports {imported} ({FLOORS[there]})")
-    return found
+            complaints.append(
+                f"{module} (floor {FLOORS[here]}) imports {imported} ({FLOORS[there]})"
+            )
+    return complaints
 
 
 def complaints_about_purity(module: str, tree: ast.Module) -> list[str]:
-    found = [
+    complaints = [
         f"{module} imports {imported}"
         for imported in imports_of(module, tree)
         if imported.split(".")[0] in PURE_BANNED
@@ -230,17 +232,17 @@ def complaints_about_purity(module: str, tree: ast.Module) -> list[str]:
     for node in ast.walk(tree):
         match node:
             case ast.Attribute(value=ast.Name(id="random"), attr=name) if name != "Random":
-                found.append(f"{module}:{node.lineno} random.{name}: pass a Random in")
+                complaints.append(f"{module}:{node.lineno} random.{name}: pass a Random in")
             case ast.ImportFrom(module="random", names=names):
                 if [alias.name for alias in names] != ["Random"]:
-                    found.append(f"{module}:{node.lineno} imports from random")
+                    complaints.append(f"{module}:{node.lineno} imports from random")
             case ast.Call(func=ast.Name(id="hash")):
-                found.append(f"{module}:{node.lineno} hash(): differs between processes")
-    return found
+                complaints.append(f"{module}:{node.lineno} hash(): differs between processes")
+    return complaints
 
 
 def complaints_about_names(module: str, tree: ast.Module) -> list[str]:
-    found = [
+    complaints = [
         f"{module} imports {imported}"
         for imported in imports_of(module, tree)
         if imported.split(".")[0] in BANNED_EVERYWHERE
@@ -248,58 +250,58 @@ def complaints_about_names(module: str, tree: ast.Module) -> list[str]:
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Name(id=name)) if name in BANNED_CALLS:
-                found.append(f"{module}:{node.lineno} {name}()")
+                complaints.append(f"{module}:{node.lineno} {name}()")
             case ast.Attribute(attr=name) if name in BANNED_NAMES:
                 if (module, name) not in EXEMPT:
-                    found.append(f"{module}:{node.lineno} {name}")
-    return found
+                    complaints.append(f"{module}:{node.lineno} {name}")
+    return complaints
 
 
 def complaints_about_size(module: str, tree: ast.Module) -> list[str]:
-    found = []
+    complaints = []
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if length > FUNCTION_LINES_MAX:
-                found.append(f"{module}:{node.lineno} {node.name} has {length} lines")
-    return found
+                complaints.append(f"{module}:{node.lineno} {node.name} has {length} lines")
+    return complaints
 
 
 def attributes_of(classes: dict[str, ast.ClassDef], name: str) -> set[str]:
     """The attributes that a class and the bases of it assign or declare. `classes`: by name."""
-    found = set()
+    names = set()
     for statement in classes[name].body:
         match statement:
             case ast.AnnAssign(target=ast.Name(id=field)):
-                found.add(field)
+                names.add(field)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
-                own = [argument.arg for argument in statement.args.args[:1]]
-                found |= {
+                self_name = [argument.arg for argument in statement.args.args[:1]]
+                names |= {
                     node.attr
                     for node in ast.walk(statement)
                     if isinstance(node, ast.Attribute)
                     and isinstance(node.ctx, ast.Store)
                     and isinstance(node.value, ast.Name)
-                    and node.value.id in own
+                    and node.value.id in self_name
                 }
     for base in classes[name].bases:
         plain = base.value if isinstance(base, ast.Subscript) else base
         inherits = plain.attr if isinstance(plain, ast.Attribute) else getattr(plain, "id", "")
         if inherits in classes and inherits != name:
-            found |= attributes_of(classes, inherits)
-    return found
+            names |= attributes_of(classes, inherits)
+    return names
 
 
 def attribute_counts(trees: dict[str, ast.Module]) -> dict[str, int]:
     """The number of attributes of each class, by its full name. A public name stands once."""
-    own = {
+    attributes = {
         module: {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
         for module, tree in trees.items()
     }
-    public = {name: node for classes in own.values() for name, node in classes.items()}
+    public = {name: node for classes in attributes.values() for name, node in classes.items()}
     return {
         f"{module}.{name}": len(attributes_of(public | classes, name))
-        for module, classes in own.items()
+        for module, classes in attributes.items()
         for name in classes
     }
 
@@ -309,7 +311,7 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
-    found: list[list[str]] = []
+    all_circles: list[list[str]] = []
 
     def visit(node: str) -> None:
         index[node] = low[node] = len(index)
@@ -324,12 +326,12 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
             start = stack.index(node)
             group, stack[start:] = sorted(stack[start:]), []
             if len(group) > 1:
-                found.append(group)
+                all_circles.append(group)
 
     for node in sorted(graph):
         if node not in index:
             visit(node)
-    return found
+    return all_circles
 
 
 def class_names_twice(trees: dict[str, ast.Module]) -> dict[str, list[str]]:
@@ -503,7 +505,7 @@ ERRORS_OF_ENTITIES = {"e", "error", "failure"}
 def test_classes_of_exceptions_are_compared_by_type(module: str) -> None:
     """`isinstance` reads `__class__`, which may lie or raise: `error_text.is_a` does not."""
     calls = [node for node in ast.walk(tree_of(module)) if isinstance(node, ast.Call)]
-    found = [
+    places = [
         call.lineno
         for call in calls
         if isinstance(call.func, ast.Name)
@@ -511,12 +513,12 @@ def test_classes_of_exceptions_are_compared_by_type(module: str) -> None:
         and isinstance(call.args[0], ast.Name)
         and call.args[0].id in ERRORS_OF_ENTITIES
     ]
-    assert found == [], f"{module}: write is_a(error, ...)"
+    assert places == [], f"{module}: write is_a(error, ...)"
 
 
 def test_only_tasks_uses_private_names_of_asyncio() -> None:
     """Each such use has a contract test there, on every supported Python."""
-    found = []
+    uses = []
     for module, path in MODULES.items():
         if path.parent.name == "tasks" or not module.startswith("shardbus."):
             continue
@@ -530,12 +532,12 @@ def test_only_tasks_uses_private_names_of_asyncio() -> None:
                     names = [node.value]
                 case _:
                     names = []
-            found += [
+            uses += [
                 f"{path}: {name}"
                 for name in names
                 if name.startswith("_") and not name.endswith("__")
             ]
-    assert not found
+    assert not uses
 
 
 def test_no_code_asks_a_handle_for_its_time() -> None:

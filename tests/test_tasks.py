@@ -100,11 +100,13 @@ def in_code() -> Iterator[tuple[str, bool]]:
 
 
 def test_no_task_is_without_an_owner() -> None:
-    found = dict(in_code())
-    dropped = [name for name, bare in found.items() if bare]
+    starts_of = dict(in_code())
+    dropped = [name for name, bare in starts_of.items() if bare]
     assert dropped == ["shardbus/simulation/nodes/world.py SimProcess.spawn"]
-    assert sorted(found.keys() - WATCHED.keys()) == [], "use a TaskSet, or say who takes the result"
-    assert sorted(WATCHED.keys() - found.keys()) == [], "these entries are not needed"
+    assert sorted(starts_of.keys() - WATCHED.keys()) == [], (
+        "use a TaskSet, or say who takes the result"
+    )
+    assert sorted(WATCHED.keys() - starts_of.keys()) == [], "these entries are not needed"
 
 
 @pytest.mark.parametrize(
@@ -117,5 +119,5 @@ def test_no_task_is_without_an_owner() -> None:
     ],
 )
 def test_the_finder_finds(code: str, name: str, dropped: bool) -> None:
-    [(found, _, bare)] = starts(ast.parse(code))
-    assert (found, bare) == (name, dropped)
+    [(start, _, bare)] = starts(ast.parse(code))
+    assert (start, bare) == (name, dropped)

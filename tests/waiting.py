@@ -35,20 +35,20 @@ async def turns(count: int = 5) -> None:
 
 
 IDLE_S = 20.0
-"""Ends a wait for what nothing in the process is going to do. Work of threads in unit tests takes
-well under a second."""
+"""Ends a wait for an event that nothing in the process can cause. Work of threads in unit tests
+takes well under a second."""
 
 
 def fail_when_idle(loop: Any) -> None:
-    """Fail the test if its loop has nothing to run and no timer: what the test waits for never
+    """Fail the test if its loop has nothing to run and no timer: the awaited event never
     comes, and its own limit against hangs would only say so minutes later."""
     select = loop._selector.select
 
     def watched(timeout: float | None = None) -> Any:
-        found = select(IDLE_S if timeout is None else timeout)
-        if timeout is None and not found:
+        events = select(IDLE_S if timeout is None else timeout)
+        if timeout is None and not events:
             loop._selector.select = select
             raise AssertionError("the test waits for something that nothing is going to do")
-        return found
+        return events
 
     loop._selector.select = watched

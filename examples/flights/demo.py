@@ -2,7 +2,7 @@
 
 Three nodes start. A producer replays the flights into one entity per aircraft. After a third of the
 rows a fourth node joins; after two thirds the node with the coordinator is killed. At the end the
-demo asks every aircraft for its figures and compares them with those of the file. The exit code is
+demo asks every aircraft for its figures and compares them with the file's. The exit code is
 0 only if they are equal and every node left normally.
 
 A store that the user names is used under a cluster name of the demo, by one demo at a time; the
@@ -54,7 +54,7 @@ class Demo:
         self._joined = asyncio.Event()
 
     async def run(self) -> bool:
-        """Run the demo. Returns True if the figures of the cluster equal those of the file."""
+        """Run the demo. Returns True if the figures of the cluster equal the file's."""
         self.screen.say(f"{len(self.rows):,} rows, {len(self.file):,} aircraft; three nodes start")
         for node in await self.nodes.add_first(3):
             self._say_up(node)
@@ -152,7 +152,7 @@ class Demo:
     # ---- every aircraft
 
     async def _forget_all(self) -> None:
-        """Remove the flight logs from the user's store, also those of an earlier demo."""
+        """Remove the flight logs from the user's store, also an earlier demo's."""
         await self._each(lambda aircraft: aircraft.forget())
 
     async def _ask_all(self) -> dict[str, FlightLog]:
@@ -176,11 +176,11 @@ async def run(store: str, rate: float, folder: Path) -> bool:
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     loop.add_signal_handler(signal.SIGTERM, task.cancel)
-    own = store in ("", INSIDE)
+    is_external = store in ("", INSIDE)
     nodes = Nodes(folder, store or f"sqlite:///{folder}/flights.db", CLUSTER)
     try:
         async with asyncio.timeout(WHOLE_DEMO_S):
-            return await Demo(Screen(), nodes, list(read()), rate, own_store=own).run()
+            return await Demo(Screen(), nodes, list(read()), rate, own_store=is_external).run()
     finally:
         await nodes.kill()
 
@@ -201,11 +201,11 @@ def main() -> int:
         help="URL of a store, cluster:// for one of the nodes; a SQLite file by default",
     )
     parser.add_argument("--rate", type=float, default=RATE, help="rows per second, 0: no limit")
-    given = parser.parse_args()
+    options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="flights-demo-"))
     equal = False
     try:
-        equal = asyncio.run(run(given.store, given.rate, folder))
+        equal = asyncio.run(run(options.store, options.rate, folder))
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("demo: interrupted", file=sys.stderr)
     except Exception as failed:

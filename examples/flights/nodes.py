@@ -23,7 +23,7 @@ READY_WITHIN_S, LEAVE_WITHIN_S, ANSWER_WITHIN_S = 30.0, 20.0, 5.0
 PORTS = range(26_000, 32_000)
 """Below the ports that the system gives to outgoing connections."""
 
-# Asks for the signal, then becomes the node. The parent may have ended before that. Without prctl
+# Requests the signal, then becomes the node. The parent may have ended before that. Without prctl
 # the demo still ends its nodes, except when it is killed by SIGKILL.
 DIES_WITH_PARENT = """
 import ctypes, os, signal, sys

@@ -70,11 +70,11 @@ def straight(rows: Iterable[Row]) -> dict[str, FlightLog]:
 
 def total(logs: Iterable[FlightLog]) -> FlightLog:
     """Return the sum of logs."""
-    found = FlightLog()
+    summed = FlightLog()
     for log in logs:
-        found.applied += log.applied
-        found.flights += log.flights
-        found.distance += log.distance
-        found.arrivals += log.arrivals
-        found.arrival_delay += log.arrival_delay
-    return found
+        summed.applied += log.applied
+        summed.flights += log.flights
+        summed.distance += log.distance
+        summed.arrivals += log.arrivals
+        summed.arrival_delay += log.arrival_delay
+    return summed

@@ -54,7 +54,7 @@ class Screen:
         self.console.print(table)
 
     def figures(self, cluster: Mapping[str, FlightLog], file: Mapping[str, FlightLog]) -> bool:
-        """Print the figures of the cluster beside those of the file. Returns True if all are
+        """Print the figures of the cluster beside the file's. Returns True if all are
         equal."""
         table = _table("what the aircraft say, and what the file says")
         table.add_column("aircraft")

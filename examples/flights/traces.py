@@ -1,4 +1,4 @@
-"""Traces of the example: its processes export spans by OTLP where the environment asks for traces.
+"""Traces of the example: its processes export spans by OTLP where the environment turns them on.
 
 The SDK reads the rest from the environment, too: OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_SERVICE_NAME.
 """

@@ -128,4 +128,4 @@ CONDITIONS: dict[str, tuple[Callable[[], Fleet], HttpSettings]] = {
     "no-token": (loaded, HttpSettings(reader_token=OPERATOR)),
     "empty": (empty, HttpSettings()),
 }
-"""What makes a cluster, and the settings of its HTTP, by name."""
+"""Functions that make a cluster, and the settings of its HTTP, by name."""

@@ -1,5 +1,5 @@
 """A cluster that exists only in its answers, behind the real HTTP interface of a node: routes,
-guard, tokens and page are those of every node. Tests change it and see what the page shows."""
+guard, tokens and page are the same as on every node. Tests change it and read the page."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Fleet(FakeNode):
         self.failed: dict[str, int] = {}
         """Failures of each node, by type."""
         self.found: list[Json] = []
-        """Findings beside those of the overview."""
+        """Findings in addition to the overview's."""
         self.rates: dict[str, dict[str, float]] = {}
         self.ended: list[Json] = []
         """Nodes of the hour that are members no more: `node`, and `ago`."""
@@ -70,7 +70,7 @@ class Fleet(FakeNode):
         self.failure_of_save: Exception | None = None
         self._events: set[asyncio.Queue[Json]] = set()
 
-    # ---- what tests do
+    # ---- actions of tests
 
     def move(self, shard: str, node: int, why: str = "rebalance") -> None:
         """Give a shard another home."""
@@ -121,7 +121,7 @@ class Fleet(FakeNode):
         where = {"node": self.names[0], "at": "2026-01-01T00:00:00Z", "entity": "cart-7"}
         return {**where, "error": "ValueError", "text": text, "stack": stack}
 
-    # ---- what the page asks for
+    # ---- requests of the page
 
     async def overview(self) -> Json:
         self.received = int((time.monotonic() - self.began) * self.grows_by / 2)
@@ -156,7 +156,7 @@ class Fleet(FakeNode):
         reachable = name not in self.unreachable
         counts = {"shards": here, "entities": 10 * here, "received": self.received}
         times = {"handled": [0, 0, self.received], "waited": [self.received]}
-        known: Json = {
+        facts: Json = {
             "types": {
                 t: {**counts, "failures": self.failed.get(t, 0), "buffered": 0, **times}
                 for t in self.types_
@@ -188,7 +188,7 @@ class Fleet(FakeNode):
             "service": self.service.get(name, "open"),
             "oldest": n == 0,
             "leader": n == 0,
-            **(known if reachable else dict.fromkeys(known)),
+            **(facts if reachable else dict.fromkeys(facts)),
         }
 
     async def shard_map(self, type: str, known: str) -> Json:
@@ -216,8 +216,8 @@ class Fleet(FakeNode):
         }
 
     async def shard_maps(self, known: tuple[str, ...]) -> Json:
-        asked = [one.rpartition("=")[::2] for one in known]
-        return {"maps": [await self.shard_map(*one) for one in asked]}
+        pairs = [text.rpartition("=")[::2] for text in known]
+        return {"maps": [await self.shard_map(*text) for text in pairs]}
 
     async def shard_rates(self) -> Json:
         return {"rates": self.rates, "silent": []}
@@ -294,10 +294,10 @@ class Fleet(FakeNode):
         }  # fmt: skip
 
     async def entities(self, shard: str, prefix: str, limit: int, cursor: str, **_: Any) -> Json:
-        found = sorted(i for i in self.ids if i.startswith(prefix) and i > (cursor or ""))
-        page = found[:limit]
+        page_ids = sorted(i for i in self.ids if i.startswith(prefix) and i > (cursor or ""))
+        page = page_ids[:limit]
         rows = [{"id": i, "shard": shard or "7", "node": self.names[0]} for i in page]
-        return {"entities": rows, "next": page[-1] if len(found) > limit else None, "silent": []}
+        return {"entities": rows, "next": page[-1] if len(page_ids) > limit else None, "silent": []}
 
     async def plan(self, type: str, add: int, remove: tuple[str, ...]) -> Json:
         going = [s for s, row in self.rows.items() if self.names[row[0]] in remove]
@@ -363,19 +363,19 @@ class Fleet(FakeNode):
         return {"node": self.names[0], "settings": rows}
 
     async def dead_letters(self, type: str, reason: str, since: float, limit: int) -> Json:
-        found = [
-            one
-            for one in self.letters
-            if type in ("", one["type"]) and reason in ("", one["reason"])
+        letters = [
+            letter
+            for letter in self.letters
+            if type in ("", letter["type"]) and reason in ("", letter["reason"])
         ]
-        return {"letters": found[:limit], "more": len(found) > limit, "silent": []}
+        return {"letters": letters[:limit], "more": len(letters) > limit, "silent": []}
 
     async def replay(self, type: str, reason: str, limit: int, dry_run: bool, **_: Any) -> Json:
         """Send every letter of the type and reason."""
         page = await self.dead_letters(type, reason, 0.0, limit)
         if not dry_run:
             self.posted.append(("replay", type, reason))
-            self.letters = [one for one in self.letters if one not in page["letters"]]
+            self.letters = [letter for letter in self.letters if letter not in page["letters"]]
         sent = 0 if dry_run else len(page["letters"])
         more = {"dry_run": dry_run, "sent": sent, "failed": [], "without_body": 0}
         return page | more
@@ -388,8 +388,8 @@ class Fleet(FakeNode):
 
     async def findings(self) -> Json:
         cluster = await self.overview()
-        found = [*self.found, *grouped(findings(Picture(cluster=cluster)))]
-        return {"findings": found, "lost": self.lost, "failures": self.failures}
+        all_findings = [*self.found, *grouped(findings(Picture(cluster=cluster)))]
+        return {"findings": all_findings, "lost": self.lost, "failures": self.failures}
 
     async def slow(self) -> Json:
         return {"handlers": self.reports, "silent": []}

@@ -58,8 +58,8 @@ async def test_every_condition_fits_a_telephone_and_speaks_plainly(
         assert await page.evaluate("document.documentElement.scrollWidth") <= WIDTH, view
         assert await page.evaluate(WIDER) == [], view
         text = await page.locator(f"#view-{view}").inner_text()
-        assert not (found := SPOILED.search(text)), (
-            f"{view}: {found and text[found.start() - 40 :][:90]}"
+        assert not (spoiled := SPOILED.search(text)), (
+            f"{view}: {spoiled and text[spoiled.start() - 40 :][:90]}"
         )
     await page.get_by_role("button", name="Token").click()
     assert not SPOILED.search(await page.locator("#dialog").inner_text())

@@ -1,4 +1,4 @@
-"""What the page computes, called as functions: no element of the page takes part."""
+"""The page's computations, called as functions: no element of the page takes part."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Model:
         self._page = page
 
     async def __call__(self, body: str, *values: Any) -> Any:
-        """Return what a function `(m, ...values) => body` returns; `m` has the functions."""
+        """Return the result of a function `(m, ...values) => body`; `m` has the
+        functions."""
         modules = "{...await import('/ui/model.js'), ...await import('/ui/format.js')}"
         text = f"async (v) => ((m, a, b, c) => ({body}))({modules}, ...v)"
         return await self._page.evaluate(text, list(values))
@@ -84,7 +85,7 @@ WRITTEN: dict[str, dict[float | None, str]] = {
         600: "10 min", 7199: "120 min", 7200: "2 h", 172800: "2 d", INF: "> 30 s", None: "–",
     },
 }  # fmt: skip
-"""What writes a value, and texts by values."""
+"""Functions that write a value, and texts by values."""
 PHRASES = {
     "m.count(0, 'node')": "no node",
     "m.count(1, 'node')": "1 node",
@@ -124,10 +125,10 @@ async def test_rates_quantiles_and_attention(windows: Windows, fleet: Served) ->
     }
     made = """((r) => ({...r, byNode: [...r.byNode], timesByNode: [...r.timesByNode],
         byType: [...r.byType], drops: [...r.drops]}))(m.rates(a, b, c))"""
-    found = await m(made, before, after, 2.0)
-    assert (found["received"], found["byNode"]) == (25, [["a", 25], ["b", 0]])
-    assert (found["drops"], found["dropped"]) == ([["cart\nexpired", 4]], 2)
-    assert (found["storeCalls"], found["storeErrors"]) == (10, 1)
+    rates = await m(made, before, after, 2.0)
+    assert (rates["received"], rates["byNode"]) == (25, [["a", 25], ["b", 0]])
+    assert (rates["drops"], rates["dropped"]) == ([["cart\nexpired", 4]], 2)
+    assert (rates["storeCalls"], rates["storeErrors"]) == (10, 1)
     assert (await m(made, None, after, 2.0))["received"] == 0
     for part, bound in ((0.5, 0.01), (0.9, 0.1), (0.99, None)):
         found_bound = await m("m.quantile([0, 5, 4, 1], [0.001, 0.01, 0.1], a)", part)
@@ -136,7 +137,7 @@ async def test_rates_quantiles_and_attention(windows: Windows, fleet: Served) ->
     assert half == pytest.approx(0.002), "within a bound as on a node"
     assert await m("m.quantile([], [], 0.5)") is None
 
-    # Attention is what the node has found, without what is not confirmed, then what was lost.
+    # Attention lists the node's confirmed findings, then losses.
     group = {"of": "members", "subjects": ["a:1#0"], "advice": "look", "confirmed": True}
     answer = {
         "findings": [
@@ -212,11 +213,11 @@ async def test_maps_differ_by_moves_and_keep_what_lost_its_home(
         });
         return {ok, lanes: p.lanes.map((l) => [l.node, l.items.length]), cell: p.cell};
     })(m.nextMap(null, a))"""
-    found = await m(placed, a_map([n % 2 for n in range(300)], "1"), ["a:1#0", "b:1#0", "c:1#0"])
-    assert found["ok"]
-    assert found["lanes"] == [["a:1#0", 150], ["b:1#0", 150], ["c:1#0", 0]]
+    moves = await m(placed, a_map([n % 2 for n in range(300)], "1"), ["a:1#0", "b:1#0", "c:1#0"])
+    assert moves["ok"]
+    assert moves["lanes"] == [["a:1#0", 150], ["b:1#0", 150], ["c:1#0", 0]]
     small = await m(placed, a_map([0, 1], "1"), ["a:1#0", "b:1#0"])
-    assert small["cell"] > found["cell"]
+    assert small["cell"] > moves["cell"]
 
     # Keys lead through every shard, and back.
     walk = """((n) => {
@@ -258,15 +259,15 @@ async def test_plots_show_the_hour_of_the_nodes_and_behind_it_what_the_page_has_
         "rows": [[3590, 5, 0.5, 10, 1], [10, 7, 0, 0, 0]],
     }
     hour = await m("m.hourOf(a, 5e6)", answer)
-    assert [(one["at"], one["received"]) for one in hour] == [(1_410_000, 5), (4_990_000, 7)]
-    assert [(one["handled"], one["store"]) for one in hour] == [(0.5, 0.1), (None, None)]
-    own = [{"at": 4_989_000}, {"at": 4_992_000}]
-    assert await m("m.joined(a, b).map((p) => p.at)", hour, own) == [
+    assert [(step["at"], step["received"]) for step in hour] == [(1_410_000, 5), (4_990_000, 7)]
+    assert [(step["handled"], step["store"]) for step in hour] == [(0.5, 0.1), (None, None)]
+    opened_at = [{"at": 4_989_000}, {"at": 4_992_000}]
+    assert await m("m.joined(a, b).map((p) => p.at)", hour, opened_at) == [
         1_410_000,
         4_990_000,
         4_992_000,
     ]
-    assert await m("m.joined([], a)", own) == own
+    assert await m("m.joined([], a)", opened_at) == opened_at
     ended = [{"node": f"10.0.0.{n}:7355#beef", "ago": 60.0 - n} for n in range(8)]
     line = await m("m.endedNodes(a, 5e6)", {"ended": ended})
     assert line.startswith("With the part of 10.0.0.7:7355, which ended at ")
@@ -276,7 +277,7 @@ async def test_plots_show_the_hour_of_the_nodes_and_behind_it_what_the_page_has_
         points = [] if first is None else [{"at": first}]
         assert await m("m.spanOf(a, 5e6)", points) == span
 
-    # What is not known is a gap, and so is a time without points.
+    # An unknown value is a gap, and so is a time without points.
     points = [[0, 9], [900_000, 1], [910_000, 2], [920_000, None], [930_000, 0], [999_000, 1]]
     path = await m("m.plotPath(a, 1e6, 2e5, 100, 44)", points)
     assert path["top"] == 2, "what is older than the plot does not count"
@@ -315,8 +316,8 @@ async def test_earlier_events_are_told_once_and_by_the_clock_of_the_page(
         event(40, "MemberUp", node="late"),
     ]
     opened = await m("Date.parse(a) + 5000", "2026-01-02T03:04:30.000+00:00")
-    found = await m("m.earlierEvents(a, b, 5000)", rows, opened)
-    assert [(one["text"], opened - one["at"]) for one in found] == [
+    events = await m("m.earlierEvents(a, b, 5000)", rows, opened)
+    assert [(row["text"], opened - row["at"]) for row in events] == [
         ("MemberUp a:1#1", 10_000),
         ("MemberUp a:1#1", 23_000),
         ("MemberUp b:1#1", 24_000),

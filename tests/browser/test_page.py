@@ -1,4 +1,4 @@
-"""The page in a browser, before a synthetic cluster: what it shows, and how people reach it."""
+"""The page in a browser, before a synthetic cluster: its content, and how people reach it."""
 
 from __future__ import annotations
 

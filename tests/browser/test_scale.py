@@ -1,4 +1,4 @@
-"""The page before 50 nodes with 1,000 shards each. What it takes is printed, and written down in
+"""The page before 50 nodes with 1,000 shards each. The durations are printed, and written down in
 docs/measurements.md; no assertion is on the clock."""
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ async def test_the_cost_of_an_open_page(windows: Windows, serve: Serve) -> None:
     seconds = float(os.environ.get("PAGE_SECONDS", "4"))
     before, began, at = len(windows.asked), time.process_time(), time.monotonic()
     await asyncio.sleep(seconds)
-    spent, asked = time.process_time() - began, len(windows.asked) - before
+    spent, requests = time.process_time() - began, len(windows.asked) - before
     passed = time.monotonic() - at
     part = 100 * spent / passed
-    print(f"{asked} requests in {passed:.1f} s, {part:.2f} % of a core, with the driver's")
-    assert asked <= 3 * passed + 3
+    print(f"{requests} requests in {passed:.1f} s, {part:.2f} % of a core, with the driver's")
+    assert requests <= 3 * passed + 3
 
 
 def processor_seconds(pid: int) -> float:
@@ -96,7 +96,7 @@ async def test_the_cost_of_an_open_page_to_a_real_node(windows: Windows, lab: Pr
         await asyncio.sleep(seconds)
         return processor_seconds(pid) - before
 
-    alone, asked = await spent(), len(windows.asked)
+    alone, requests = await spent(), len(windows.asked)
     page = await windows.open(url_of(nodes[0]))
     await live(page)
     await shows(page, "#plot-received", "highest")
@@ -107,5 +107,5 @@ async def test_the_cost_of_an_open_page_to_a_real_node(windows: Windows, lab: Pr
     alone = (alone + await spent()) / 2
     more = with_page - alone
     print(f"{100 * more / seconds:.2f} % of a core beside {100 * alone / seconds:.2f} % without it")
-    assert asked == 0
+    assert requests == 0
     assert len(windows.asked) - opened <= most

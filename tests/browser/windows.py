@@ -1,4 +1,4 @@
-"""Windows of a browser, and what their pages put on the console."""
+"""Windows of a browser, and the lines that their pages put on the console."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 from tests.waiting import PATIENCE_S, until
 
 REFUSED_STATUS = "the server responded with a status of"
-"""What Chromium itself reports for an answer that is an error."""
+"""The line that Chromium itself reports for an answer that is an error."""
 WATCH = """
 addEventListener("securitypolicyviolation", (e) => console.error(`policy: ${e.violatedDirective}`))
 """
 
 
 class Windows:
-    """Opens windows, and collects what goes wrong in them."""
+    """Opens windows, and collects the errors in them."""
 
     def __init__(self, browser: Any) -> None:
         self._browser = browser
@@ -26,7 +26,8 @@ class Windows:
         """True if a test makes the node answer with errors, which Chromium reports."""
 
     async def open(self, url: str, *, width: int = 1280, height: int = 900, **options: Any) -> Any:
-        """Open a page. `options` are those of a context: `color_scheme`, `reduced_motion` ..."""
+        """Open a page. `options` are the options of a context: `color_scheme`, `reduced_motion`
+        ..."""
         size = {"width": width, "height": height}
         context = await self._browser.new_context(viewport=size, **options)
         self._contexts.append(context)
@@ -55,14 +56,14 @@ async def text_of(page: Any, place: str) -> str:
     return str(await page.locator(place).inner_text())
 
 
-async def shows(page: Any, place: str, wanted: str) -> None:
+async def shows(page: Any, place: str, text: str) -> None:
     """Wait until an element shows a text."""
 
     async def seen() -> bool:
-        found = page.locator(place)
-        return await found.count() > 0 and wanted in " ".join(await found.all_inner_texts())
+        element = page.locator(place)
+        return await element.count() > 0 and text in " ".join(await element.all_inner_texts())
 
-    await until(seen, f"{wanted!r} in {place}")
+    await until(seen, f"{text!r} in {place}")
 
 
 async def live(page: Any) -> None:

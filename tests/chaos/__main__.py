@@ -3,7 +3,7 @@
 
 The timeline is printed as it happens, the verdict at the end. The exit code is 0 if nothing is
 wrong, 1 if anything is, 130 after SIGINT or SIGTERM. Namespaces and disks are removed in each case;
-what a run that was killed left behind, the next one removes.
+the next run removes the remains of a killed run.
 
 The whole program runs on a machine of its own in the nodes' network, which no wall touches.
 """

@@ -117,8 +117,8 @@ class ClusterStore:
         """Return the three masters, in the order of their names, once there are three."""
 
         def three() -> list[Server]:
-            found = [server for server in self.servers if server.role()[:1] == [b"master"]]
-            return found if len(found) == MASTERS else []
+            masters = [server for server in self.servers if server.role()[:1] == [b"master"]]
+            return masters if len(masters) == MASTERS else []
 
         return await until(three, "three masters")
 

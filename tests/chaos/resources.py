@@ -1,4 +1,4 @@
-"""What each node's process uses over a run, and the bounds that a leak exceeds.
+"""Resources that each node's process uses over a run, and the bounds that a leak exceeds.
 
 A process breaks the *ceiling* if one sample is above it, whatever its age. It *grows* if, once it
 has run for `AGE_S`, the median of its last third is above the median of its middle third by more
@@ -29,7 +29,7 @@ class Use(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """What a process used at an instant, in seconds."""
+    """Resources that a process used at an instant, in seconds."""
 
     at: float
     use: Use
@@ -41,13 +41,13 @@ ALLOWANCE = Use(descriptors=40, threads=8, mib=40, tasks=300)
 
 
 def exceeded(samples: Sequence[Sample]) -> list[str]:
-    """Return the ceilings that a process exceeded, and what grew."""
-    found, peak = [], peaks(samples)
+    """Return the ceilings that a process exceeded, and the resources that grew."""
+    grown, peak = [], peaks(samples)
     for name, high, most in zip(Use._fields, peak, CEILING, strict=True):
         if high > most:
-            found.append(f"{high} {name}, at most {most}")
+            grown.append(f"{high} {name}, at most {most}")
     if len(samples) < 6 or samples[-1].at - samples[0].at < AGE_S:
-        return found
+        return grown
     third = (samples[-1].at - samples[0].at) / 3
     middle = [s.use for s in samples if third <= s.at - samples[0].at < 2 * third]
     last = [s.use for s in samples if s.at - samples[0].at >= 2 * third]
@@ -55,8 +55,8 @@ def exceeded(samples: Sequence[Sample]) -> list[str]:
         for at, name in enumerate(Use._fields):
             before, after = median(u[at] for u in middle), median(u[at] for u in last)
             if after - before > ALLOWANCE[at]:
-                found.append(f"{name} grew from {before:g} to {after:g}")
-    return found
+                grown.append(f"{name} grew from {before:g} to {after:g}")
+    return grown
 
 
 def peaks(samples: Sequence[Sample]) -> Use:
@@ -65,7 +65,8 @@ def peaks(samples: Sequence[Sample]) -> Use:
 
 
 def use_of(pid: int, folder: Path) -> Use | None:
-    """Return what a process uses now, None if it has ended. It writes its tasks itself."""
+    """Return the resources that a process uses now, None if it has ended. It writes its tasks
+    itself."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
         descriptors = len(os.listdir(f"/proc/{pid}/fd"))

@@ -2,8 +2,8 @@
 
 Five nodes with a cluster's secret, each on a machine of its own (a network namespace), share a
 store: a Redis with a replica and three Sentinels, a Redis Cluster, or a PostgreSQL. Two clients
-send numbered messages to every page, and each page writes down what it handles. Senders add to
-accounts, whose states are saved. Meanwhile, one
+send numbered messages to every page, and each page writes down the messages that it handles.
+Senders add to accounts, whose states are saved. Meanwhile, one
 after the other, the faults of `tests.chaos.steps` happen. After each of them the store must become
 whole and the nodes must agree; a node that had to end starts again. In the end every page must
 answer. The rules are in
@@ -258,9 +258,9 @@ class Chaos:
             await self._return_ended()
             nodes = [self._nodes[place] for place in range(PLACES)]
             pages = await asyncio.gather(*(node.page("/v1/nodes") for node in nodes))
-            wanted = {node.address: "up" for node in nodes}
+            statuses = {node.address: "up" for node in nodes}
             return all(
-                page and {row["address"]: row["status"] for row in page["nodes"]} == wanted
+                page and {row["address"]: row["status"] for row in page["nodes"]} == statuses
                 for page in pages
             )
 
@@ -398,8 +398,8 @@ class Chaos:
                 if code:
                     return False
                 rows = json.loads(text)["nodes"]
-                known = [key.fingerprint for key in keys]
-                return len(rows) == PLACES and all(row["keys"] == known for row in rows)
+                fingerprints = [key.fingerprint for key in keys]
+                return len(rows) == PLACES and all(row["keys"] == fingerprints for row in rows)
 
             await until(reloaded, "the secret at every node")
             return
@@ -485,8 +485,8 @@ class Chaos:
             "of": tells.rounds * PAGES,
             **{f"asks {outcome}": count for outcome, count in sorted(outcomes.items())},
             "longest ask s": round(asks.longest, 1),
-            "saves answered": sum(len(one.answers) for one in saves),
-            "saves in doubt": sum(one.doubts for one in saves),
+            "saves answered": sum(len(sender.answers) for sender in saves),
+            "saves in doubt": sum(sender.doubts for sender in saves),
             "failovers that may lose saves": len(self._gaps),
             **{f"most {name}": value for name, value in peak._asdict().items()},
         }

@@ -32,7 +32,7 @@ PAUSE_S = 0.1
 
 
 class Answer(NamedTuple):
-    """A total, the instant at which the sender asked, and that of the answer, in seconds."""
+    """A total, the instant at which the sender asked, and the instant of the answer, in seconds."""
 
     total: int
     asked: float
@@ -48,7 +48,7 @@ class Gap(NamedTuple):
 
 @dataclass
 class Kept:
-    """What one sender was answered."""
+    """The answers that one sender got."""
 
     answers: list[Answer] = field(default_factory=list)
     doubts: int = 0
@@ -71,7 +71,7 @@ class Savers:
         self._tasks = [asyncio.create_task(self._send(name)) for name in self.accounts]
 
     async def end(self) -> None:
-        """Wait for what is under way, then stop."""
+        """Wait for the asks under way, then stop."""
         self._ends = True
         self._open.set()
         await asyncio.gather(*self._tasks)
@@ -95,11 +95,11 @@ class Savers:
         while not self._ends:
             await self._open.wait()
             self._busy += 1
-            asked = time.monotonic()
+            asked_at = time.monotonic()
             try:
                 async with asyncio.timeout(ASK_S):
                     total = await account.add(1)
-                kept.answers.append(Answer(total, asked, time.monotonic()))
+                kept.answers.append(Answer(total, asked_at, time.monotonic()))
             except (RequestError, TimeoutError):
                 kept.doubts += 1
             finally:

@@ -1,9 +1,9 @@
 """The faults of a chaos run, drawn from a seed alone.
 
 A *deck* has every kind at least once. It is shuffled and dealt, then the next one is, so that a run
-of some decks has done all kinds. What a step does is drawn with it, down to the seconds, and does
-not depend on what happened before: a seed repeats its steps. It does not repeat the instants at
-which they meet the load.
+of some decks has done all kinds. The action of a step is drawn with it, down to the seconds, and
+does not depend on earlier steps: a seed repeats its steps. It does not repeat the instants
+at which they meet the load.
 
     kill, pause, leave     a node, by its place
     join                   one node more, which leaves at the end of the step
@@ -44,7 +44,7 @@ STORE_S = (1.0, 3.0, 25.0)
 
 
 class Kind(StrEnum):
-    """What a step does."""
+    """The action of a step."""
 
     KILL = "kill"
     PAUSE = "pause"
@@ -73,11 +73,11 @@ TWICE = (Kind.KILL, Kind.PAUSE, Kind.SPLIT, Kind.LINKS)
 OF_NODES = frozenset(
     {Kind.KILL, Kind.PAUSE, Kind.LEAVE, Kind.JOIN, Kind.SPLIT, Kind.LINKS, Kind.ROTATE},
 )
-"""Which do not depend on what the store is."""
+"""Which do not depend on the kind of the store."""
 
 
 class Passing(StrEnum):
-    """What a split lets pass."""
+    """The traffic that a split lets pass."""
 
     NOTHING = "nothing"
     FROM_FEW = "from the few"
@@ -90,9 +90,10 @@ WAYS = (("dials",), ("takes",), ("dials", "takes"))
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One fault. `place` is that of its node. `few` are the places of the smaller side of a split,
-    `reached_by` the side that reaches the store. `seconds` is how long the fault lasts; `quiet_s`
-    follows it. `on_master`, `by_signal` and `sentinel` choose between two or three ways."""
+    """One fault. `place` is the place of its node. `few` are the places of the smaller side of a
+    split, `reached_by` the side that reaches the store. `seconds` is how long the fault lasts;
+    `quiet_s` follows it. `on_master`, `by_signal` and `sentinel` choose between two or three
+    ways."""
 
     number: int
     kind: Kind
@@ -130,7 +131,8 @@ def steps(seed: int, *, without: frozenset[Kind] = frozenset()) -> Iterator[Step
 
 
 def _draw(dice: Random, number: int, kind: Kind) -> Step:
-    """Draw all of a step, also what its kind does not use, so that kinds do not shift the dice."""
+    """Draw all of a step, also values that its kind does not use, so that kinds do not shift the
+    dice."""
     safe = spared(number)
     place, few = dice.choice([p for p in range(PLACES) if p != safe]), dice.choice((1, 2, 2))
     blink, long, store = dice.choice(BLINKS_S), dice.choice(LONG_S), dice.choice(STORE_S)
@@ -155,6 +157,6 @@ def _draw(dice: Random, number: int, kind: Kind) -> Step:
     )
 
 
-def not_done(counts: Counter[Kind], wanted: frozenset[Kind] = frozenset(Kind)) -> list[Kind]:
+def not_done(counts: Counter[Kind], kinds: frozenset[Kind] = frozenset(Kind)) -> list[Kind]:
     """Return the kinds, of those that the run's store can do, of which it had no step."""
-    return [kind for kind in Kind if kind in wanted and not counts[kind]]
+    return [kind for kind in Kind if kind in kinds and not counts[kind]]

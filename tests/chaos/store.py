@@ -5,8 +5,8 @@ The servers sync every write, and the master takes none while it has no replica
 (`min-replicas-to-write`). Their configurations are files, so that roles that Sentinel has given
 them survive a restart.
 
-The disks are tmpfs. They are named after this process, so that the next run can remove what a run
-that was killed left behind. If they cannot be mounted, `no_disks` has the reason.
+The disks are tmpfs. They are named after this process, so that the next run can remove the remains
+of a killed run. If they cannot be mounted, `no_disks` has the reason.
 """
 
 from __future__ import annotations
@@ -324,7 +324,7 @@ def named_by(sentinel: Server) -> int:
 def fill(folder: Path) -> None:
     """Fill the disk of this folder."""
     with (folder / "ballast").open("wb") as file, suppress(OSError):
-        os.posix_fallocate(file.fileno(), 0, (DISK_MIB - 1) << 20)  # too much: takes what it can
+        os.posix_fallocate(file.fileno(), 0, (DISK_MIB - 1) << 20)  # too much: takes all
     with (folder / "ballast").open("ab", buffering=0) as file:
         block = b"\0" * 4096
         try:
@@ -336,7 +336,7 @@ def fill(folder: Path) -> None:
 
 
 def empty(folder: Path) -> None:
-    """Remove what `fill` has written."""
+    """Remove the file of `fill`."""
     (folder / "ballast").unlink(missing_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""The judges of a run see each kind of wrong, and accept what is allowed."""
+"""The judges of a run see each kind of wrong, and accept all that is allowed."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def ledger(folder: Path, rows: list[Row]) -> Ledger:
 )
 def test_the_judge_of_pages(tmp_path: Path, rows: list[Row], outcome: str, wrong: str) -> None:
     book = ledger(tmp_path, rows)
-    found = judge_pages(book) + judge_asks(book, {(0, 1): outcome} if outcome else {})
-    assert any(wrong in one for one in found) if wrong else found == []
+    wrongs = judge_pages(book) + judge_asks(book, {(0, 1): outcome} if outcome else {})
+    assert any(wrong in text for text in wrongs) if wrong else wrongs == []
 
 
 GAP = Gap(5.0, 9.0)
@@ -81,8 +81,8 @@ def test_the_judge_of_saves(
     totals: list[tuple[int, int]], stored: int, gaps: list[Gap], wrong: str
 ) -> None:
     kept = Kept([Answer(total, at, at) for total, at in totals], doubts=1)
-    found = judge({"account-0": kept}, {"account-0": stored}, gaps)
-    assert any(wrong in one for one in found) if wrong else found == []
+    wrongs = judge({"account-0": kept}, {"account-0": stored}, gaps)
+    assert any(wrong in text for text in wrongs) if wrong else wrongs == []
 
 
 SOUND = Use(descriptors=60, threads=12, mib=80, tasks=40)
@@ -99,7 +99,7 @@ def grown(name: str, per_s: float, seconds: float) -> list[Sample]:
 @pytest.mark.parametrize("name", Use._fields)
 def test_a_leak_exceeds_a_bound_and_a_peak_does_not(name: str) -> None:
     assert exceeded(grown(name, 0.0, 600)) == []
-    assert any(f"{name} grew" in one for one in exceeded(grown(name, 2.0, 600)))
+    assert any(f"{name} grew" in text for text in exceeded(grown(name, 2.0, 600)))
     assert exceeded(grown(name, 0.5, AGE_S / 4)) == []
     high = SOUND._replace(**{name: getattr(CEILING, name)})
     peak = [Sample(at, high if at % 50 == 0 else SOUND) for at in range(0, 600, 2)]
@@ -138,9 +138,9 @@ def test_the_use_of_a_process_is_read_and_none_of_one_that_is_gone(tmp_path: Pat
 def test_a_node_that_ends_by_itself_needs_a_reason(
     code: int, log: str, faulted: bool, starved: bool, wrong: str
 ) -> None:
-    found, note = ended_by_itself("n1", code, log, faulted=faulted, starved=starved)
-    assert wrong in found
-    assert bool(found) == bool(wrong) != bool(note)
+    errors, note = ended_by_itself("n1", code, log, faulted=faulted, starved=starved)
+    assert wrong in errors
+    assert bool(errors) == bool(wrong) != bool(note)
 
 
 def test_a_traceback_is_wrong() -> None:

@@ -1,4 +1,4 @@
-"""What a run of chaos showed, and the judge of its pages and asks.
+"""The records of a run of chaos, and the judge of its pages and asks.
 
 - no page handles a message twice, or a producer's messages in another order
 - of no page do two activations handle messages at once: once one has started, an earlier one
@@ -51,29 +51,29 @@ class Verdict:
 
 def overlaps(spans: Mapping[int, Mapping[int, list[int]]]) -> list[int]:
     """Return the pages of which an activation has a record after a later one's first."""
-    found = []
+    pairs = []
     for page, activations in spans.items():
         last = 0
         for first, end in sorted(activations.values()):
             if first < last:
-                found.append(page)
+                pairs.append(page)
                 break
             last = max(last, end)
-    return found
+    return pairs
 
 
 def judge_pages(ledger: Ledger) -> list[str]:
     """Return the rules that pages have broken."""
-    found = {
+    wrongs = {
         "reordered": ledger.reordered,
         "repeated": ledger.repeated,
         "overlaps": overlaps(ledger.busy),
     }
-    return [f"{len(all_)} {what}: {all_[:5]}" for what, all_ in found.items() if all_]
+    return [f"{len(all_)} {what}: {all_[:5]}" for what, all_ in wrongs.items() if all_]
 
 
 def judge_asks(ledger: Ledger, outcomes: Mapping[tuple[int, int], str]) -> list[str]:
-    """Return the asks whose outcome differs from what was handled, ten at most."""
+    """Return the asks whose outcome differs from the handled messages, ten at most."""
     handled = {who: Counter(seqs) for who, seqs in ledger.handled.items()}
     wrong = []
     for (page, seq), outcome in outcomes.items():
@@ -86,7 +86,7 @@ def judge_asks(ledger: Ledger, outcomes: Mapping[tuple[int, int], str]) -> list[
 def ended_by_itself(
     name: str, code: int | None, log: str, *, faulted: bool, starved: bool
 ) -> tuple[str, str]:
-    """Judge a node that ended without a signal. Return what is wrong, and what to note.
+    """Judge a node that ended without a signal. Return the errors, and the notes.
 
     Its cluster removes a node that a fault has kept silent, and one that got no core for as long.
     """
@@ -106,5 +106,5 @@ def has_traceback(log: str) -> bool:
 
 def tracebacks(logs: Iterable[tuple[str, str]]) -> list[str]:
     """Return the nodes whose logs have a traceback."""
-    found = [name for name, text in logs if has_traceback(text)]
-    return [f"tracebacks of {', '.join(found)}"] if found else []
+    names = [name for name, text in logs if has_traceback(text)]
+    return [f"tracebacks of {', '.join(names)}"] if names else []

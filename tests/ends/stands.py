@@ -1,4 +1,4 @@
-"""The shells that await a store, each with what it wants (`table`)."""
+"""The shells that await a store, each with its goal (`table`)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LAYOUT = "crc32/8"
 
 
 class Leases:
-    """A lease that is wanted, and dropped and wanted again."""
+    """A lease that is acquired, dropped and acquired again."""
 
     def __init__(self, store: EndingStore) -> None:
         self.events: list[str] = []
@@ -83,7 +83,7 @@ class ReturnedLease(Leases):
     """A lease that is held, and given back."""
 
     def begin(self) -> None:
-        """The call that may end in any way is the one that returns the lease."""
+        """The return of the lease is the call that may end in any way."""
         ends, self.store.ends = self.store.ends, type(self.store.ends)()
         self.shell.want(NAME)
 
@@ -143,7 +143,7 @@ class Remembered:
 
 
 class Keyed:
-    """What a list needs of an activation."""
+    """The part of an activation that a list uses."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -244,7 +244,7 @@ class Probing:
 
 
 class Asking:
-    """Membership that asks for a lease, and is answered once for each request."""
+    """Membership that requests a lease, and is answered once for each request."""
 
     def __init__(self, store: EndingStore) -> None:
         self.events: list[str] = []
@@ -307,7 +307,7 @@ class Watching:
 
 class Saving:
     """An entity that is loaded and saved, and saved again meanwhile. Each caller has one outcome,
-    and what is stored agrees with all of them."""
+    and the stored value agrees with all of them."""
 
     def __init__(self, store: EndingStore) -> None:
         self.events: list[str] = []
@@ -350,8 +350,8 @@ class Saving:
     def missing(self) -> str:
         if len(self.events) != len(self.begun):
             return f"outcomes {self.events} of {self.begun}"
-        found = self.store.data.states.get(("t", "a"))
-        data = found.data if found is not None else None
+        row = self.store.data.states.get(("t", "a"))
+        data = row.data if row is not None else None
         possible: set[bytes | None] = {*self.stored[-1:], *self.doubtful}
         if not self.stored:
             possible.add(None)
@@ -371,7 +371,7 @@ class SameLoop:
 
 
 class Stubborn:
-    """A store whose calls go on when they are cancelled, as those of some drivers do."""
+    """A store whose calls go on when they are cancelled, as some drivers' calls do."""
 
     def __init__(self, store: EndingStore) -> None:
         self._store = store
@@ -392,8 +392,8 @@ class Stubborn:
 
 
 class Guarding:
-    """An entity of a guarded store that is saved, and saved again meanwhile, and then loaded. What
-    was loaded stays stored, as nobody saves any more; a load that cannot know that fails."""
+    """An entity of a guarded store that is saved, and saved again meanwhile, and then loaded. The
+    loaded value stays stored, as nobody saves any more; a load that cannot know that fails."""
 
     def __init__(self, store: EndingStore) -> None:
         self.events: list[str] = []
@@ -444,8 +444,8 @@ class Guarding:
     def missing(self) -> str:
         if len(self.events) != self.begun:
             return f"outcomes {self.events} of {self.begun} calls"
-        found = self.store.data.states.get(("t", "a"))
-        data = found.data if found is not None else None
+        row = self.store.data.states.get(("t", "a"))
+        data = row.data if row is not None else None
         if self.loaded and self.loaded != [data]:
             return f"{self.loaded} was loaded, and then {data!r} is stored"
         return (

@@ -1,7 +1,8 @@
-"""The ends of a call, and what may come at the same time: one table for every shell of a store.
+"""The ends of a call, and the events that may come at the same time: one table for every shell of a
+store.
 
 A call that leaves the process ends in one of a few ways, and while it is under way a few things
-happen. A shell (`stands`) says how it begins, what it wants, and how it is closed. The table does
+happen. A shell (`stands`) says how it begins, its goal, and how it is closed. The table does
 the rest, on a loop with virtual time:
 
     well       the store does it, and says so
@@ -12,8 +13,9 @@ the rest, on a loop with virtual time:
 
     meanwhile  nothing, the same again, a pause of the process, a close
 
-After two calls with any ends the store is well. **What must hold:** a shell that was not closed has
-what it wanted, once; a closed one has nothing left, and does nothing any more; no task has failed.
+After two calls with any ends the store is well. **The law:** a shell that was not closed has
+reached its goal, once; a closed one has nothing left, and does nothing any more; no task has
+failed.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ class End(Enum):
 
 
 class Meanwhile(Enum):
-    """What happens while the first call is under way."""
+    """The event that comes while the first call is under way."""
 
     NOTHING = "nothing"
     AGAIN = "again"
@@ -87,7 +89,7 @@ class EndingStore:
             self.called_at = asyncio.get_running_loop().time()
             work = asyncio.ensure_future(self._end(end, lambda: method(*arguments, **named)))
             work.add_done_callback(lambda done: done.exception())  # whether it is awaited or not
-            await asyncio.wait([work])  # what cancels the call does not undo the work
+            await asyncio.wait([work])  # a cancelled call does not undo the work
             return work.result()
 
         return call
@@ -105,7 +107,7 @@ class EndingStore:
 
 
 class Stand(Protocol):
-    """One shell over a store. `events` is what it has done, one line each."""
+    """One shell over a store. `events` has its actions, one line each."""
 
     events: list[str]
 
@@ -113,16 +115,16 @@ class Stand(Protocol):
         """Begin the first call."""
 
     def again(self) -> None:
-        """Ask for the same once more."""
+        """Request the same once more."""
 
     def close(self) -> None:
         """End the shell."""
 
     def missing(self) -> str:
-        """Return what it wanted and has not, or has twice; empty if all is well."""
+        """Return the goals that it missed, or reached twice; empty if all is well."""
 
     def left(self) -> str:
-        """Return what a closed shell still has; empty if nothing."""
+        """Return the resources that a closed shell still has; empty if none."""
 
 
 Rows = list[tuple[tuple[End, End], Meanwhile]]
@@ -136,7 +138,7 @@ def rows() -> Rows:
 async def judge(
     make: Callable[[EndingStore], Stand], ends: tuple[End, End], then: Meanwhile
 ) -> str:
-    """Run one row; return what does not hold, empty if all does."""
+    """Run one row; return the broken laws, empty if all hold."""
     loop = cast("VirtualLoop", asyncio.get_running_loop())
     store = EndingStore(ends)
     await store.inner.start()
@@ -157,8 +159,8 @@ async def judge(
         await asyncio.sleep(QUIET_S)
     more = "" if stand.events == done else f"after its end: {stand.events[len(done) :]}"
     failed = f"{failed_tasks(loop)} tasks have failed" if failed_tasks(loop) else ""
-    found = "; ".join(filter(None, (missing, stand.left(), more, failed)))
-    return f"{found} (calls: {', '.join(store.calls[:12])})" if found else ""
+    wrongs = "; ".join(filter(None, (missing, stand.left(), more, failed)))
+    return f"{wrongs} (calls: {', '.join(store.calls[:12])})" if wrongs else ""
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""Every shell of a store, every end of its first two calls, and what may happen meanwhile."""
+"""Every shell of a store, every end of its first two calls, and the events that may come
+meanwhile."""
 
 from __future__ import annotations
 
@@ -11,13 +12,13 @@ from tests.virtual_time import virtual
 
 @pytest.mark.parametrize("name", STANDS)
 def test_a_call_may_end_in_any_way(name: str) -> None:
-    found: dict[str, str] = {}
+    wrongs: dict[str, str] = {}
 
     @virtual
     async def row(ends: tuple[End, End], then: Meanwhile) -> None:
         if wrong := await judge(STANDS[name], ends, then):
-            found[f"{ends}, {then}"] = wrong
+            wrongs[f"{ends}, {then}"] = wrong
 
     for ends, then in rows():
         row(ends, then)
-    assert found == {}, f"{len(found)} of {len(rows())} rows"
+    assert wrongs == {}, f"{len(wrongs)} of {len(rows())} rows"

@@ -1,5 +1,5 @@
-"""Look-ups of a name, each of which ends in any way, and what may come meanwhile: a caller has an
-outcome in time, and the resolver keeps nothing and begins nothing afterwards."""
+"""Look-ups of a name, each of which ends in any way, and the events that may come meanwhile: a
+caller has an outcome in time, and the resolver keeps nothing and begins nothing afterwards."""
 
 from __future__ import annotations
 
@@ -49,23 +49,23 @@ async def test_a_look_up_may_end_in_any_way(end: str, meanwhile: str) -> None:
     late = LATE_S if end.endswith("late") else 0.1
     with patch.object(name_resolver.threading, "Thread", LoopThread):
         LoopThread.delay_s = late
-        asked = [loop.create_task(resolver.resolve("shop", WITHIN_S))]
+        lookups = [loop.create_task(resolver.resolve("shop", WITHIN_S))]
         await asyncio.sleep(0.01)
         if meanwhile == "again":
-            asked.append(loop.create_task(resolver.resolve("shop", WITHIN_S)))
+            lookups.append(loop.create_task(resolver.resolve("shop", WITHIN_S)))
         elif meanwhile == "cancel":
-            asked[0].cancel()
+            lookups[0].cancel()
         elif meanwhile == "close":
             resolver.close()
         await asyncio.sleep(WITHIN_S + 0.1)
-        assert all(task.done() for task in asked), "a caller waits for longer than it may"
+        assert all(task.done() for task in lookups), "a caller waits for longer than it may"
         assert resolver._waiting == {}, "the resolver keeps a caller"
         await asyncio.sleep(LATE_S)
         made = len(calls)
         await asyncio.sleep(QUIET_S)
         assert len(calls) == made, "it looks up what nobody needs"
-    for task in asked:
+    for task in lookups:
         with suppress(asyncio.CancelledError):
-            known = task.result()
-            assert meanwhile == "close" or bool(known.addresses) == (end == "answers")
+            addresses = task.result()
+            assert meanwhile == "close" or bool(addresses.addresses) == (end == "answers")
     assert resolver.known("shop").addresses == (("10.0.0.1",) if end.startswith("answers") else ())

@@ -1,4 +1,4 @@
-"""The world of the queue from threads to the loop. What a thread does here does not block.
+"""The world of the queue from threads to the loop. Threads here do not block.
 
     tell x, ask x       a thread puts a message
     refuse, accept      the router has no room for tells; it has room again
@@ -81,10 +81,10 @@ class BridgeWorld:
         self.closed = False
 
     def events(self) -> Iterable[str]:
-        found = ["tell x", "ask x", "now x", "part", "timeout", "close"]
-        found.append("accept" if self.router.refuses else "refuse")
-        found.append("full" if self.router.room is self.router.done else "room")
-        return found
+        verbs = ["tell x", "ask x", "now x", "part", "timeout", "close"]
+        verbs.append("accept" if self.router.refuses else "refuse")
+        verbs.append("full" if self.router.room is self.router.done else "room")
+        return verbs
 
     def do(self, event: str) -> None:
         match event.split():
@@ -116,8 +116,8 @@ class BridgeWorld:
         try:
             match verb:
                 case "ask":
-                    asked = (*item, round(ASK_S * 1000), answer, decode_value)
-                    self.bridge.put(asked, len(payload))
+                    call = (*item, round(ASK_S * 1000), answer, decode_value)
+                    self.bridge.put(call, len(payload))
                     self.answers.append(answer)
                 case "now":
                     self.bridge.tell_nowait(item)
@@ -169,8 +169,8 @@ class BridgeWorld:
         assert not self.bridge._taken
         assert all(answer.done() for answer in self.answers), "an ask has no outcome"
         failed = sum(answer.failed for answer in self.answers)
-        known = len(self.router.sent) + self.bridge.dropped + failed
-        assert known == self.put, f"{self.put} messages were put, {known} are known"
+        accounted = len(self.router.sent) + self.bridge.dropped + failed
+        assert accounted == self.put, f"{self.put} messages were put, {accounted} are known"
 
     def close(self) -> None:
         self._time.stop()

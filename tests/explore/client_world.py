@@ -41,7 +41,7 @@ CALL_S, LATE_S, STEP_S = 1.5, 0.3, 0.1
 UNKNOWN_MAX = 2
 """Messages that wait for unknown types, at most."""
 REST_S = 2.5
-"""Longer than a client waits before it asks again what was refused."""
+"""Longer than a client waits before it repeats a refused ask."""
 TOO_LARGE = bytes(PAYLOAD_BYTES_MAX + 1)
 A, B = NodeId("a", 7355, 1), NodeId("b", 7355, 2)
 NODES = {"A": A, "B": B}
@@ -165,23 +165,23 @@ class ClientWorld:
 
     def links(self, name: str) -> list[MemoryLink]:
         address = NODES[name].address
-        return [one for one in self.net.links if one.address == address and not one.closed]
+        return [link for link in self.net.links if link.address == address and not link.closed]
 
     # ---- events
 
     def events(self) -> Iterable[str]:
-        found = ["tell x", "ask x", "ask y", "many x", "second", "timeout", "home none"]
+        verbs = ["tell x", "ask x", "ask y", "many x", "second", "timeout", "home none"]
         for name, node in self.nodes.items():
             if not node.lives:
                 continue
-            found += [f"{name} {'lacks' if node.has else 'has'}", f"home {name}", f"die {name}"]
+            verbs += [f"{name} {'lacks' if node.has else 'has'}", f"home {name}", f"die {name}"]
             if not node.leaves:
-                found.append(f"leave {name}")
+                verbs.append(f"leave {name}")
             if links := self.links(name):
-                found.append(f"cut {name}" if links[-1].up else f"restore {name}")
+                verbs.append(f"cut {name}" if links[-1].up else f"restore {name}")
         if self._open():
-            found.append("cancel")
-        return [event for event in found if not self.only or event in self.only]
+            verbs.append("cancel")
+        return [event for event in verbs if not self.only or event in self.only]
 
     def do(self, event: str) -> None:
         match event.split():
@@ -225,7 +225,7 @@ class ClientWorld:
             )
 
     def _send_many(self, entity: str) -> None:
-        """Begin a batch: what it cannot send yet is sent as soon as there is room."""
+        """Begin a batch: the rest leaves as soon as there is room."""
         names = [str(self.sent + n) for n in (1, 2)]
         self.sent += len(names)
         rows = [*((entity, int(name)) for name in names), (entity, TOO_LARGE)]
@@ -254,10 +254,10 @@ class ClientWorld:
     def _home(self, node: NodeId | None) -> None:
         self.home = node
         self.fence += 1
-        for one in self.nodes.values():
-            if one.lives:
-                for session in list(one.sessions):
-                    self.world.run(one.say_homes, session, map(str, range(SHARDS)))
+        for candidate in self.nodes.values():
+            if candidate.lives:
+                for session in list(candidate.sessions):
+                    self.world.run(candidate.say_homes, session, map(str, range(SHARDS)))
 
     def _say_members(self) -> None:
         for node in self.nodes.values():
@@ -304,7 +304,7 @@ class ClientWorld:
 
     def key(self) -> Hashable:
         regions = self.client._regions
-        known = [
+        homes = [
             (name, region.router.refused is None, region.router.waiting)
             for name, region in regions._by_name.items()
         ]
@@ -319,7 +319,7 @@ class ClientWorld:
         ]
         contact = self.client.contact
         return (
-            str(known), str(routes), str(nodes), self.home, contact, str(regions._guides),
+            str(homes), str(routes), str(nodes), self.home, contact, str(regions._guides),
             len(self._open()), regions.unknown.messages, frozenset(regions._gone_at),
         )  # fmt: skip
 

@@ -2,11 +2,11 @@
 
     kill n2, stop n2     the process dies; it stands still for longer than it takes to be downed
     restart n2           another process starts at the address of a dead one
-    leave n2, down n2    n2 leaves; n1 is told that n2 is down
+    leave n2, down n2    n2 leaves; n1 downs n2
     cut n1, heal         nothing passes between n1 and the others; walls fall
     tick                 seconds pass
 
-Laws: those of the simulation, after every step of every machine. At rest, without walls, all that
+Laws: the simulation's laws, after every step of every machine. At rest, without walls, all that
 run agree, and each process that was removed has ended.
 """
 
@@ -33,19 +33,19 @@ class ClusterWorld:
         return [node.name for node in self.net.running()]
 
     def events(self) -> Iterable[str]:
-        net, alive, found = self.net, self._alive(), ["tick"]
+        net, alive, verbs = self.net, self._alive(), ["tick"]
         for name in NAMES:
             node = net.nodes[name]
             if name in alive and len(alive) > 1:
-                found += [f"kill {name}", f"leave {name}"]
+                verbs += [f"kill {name}", f"leave {name}"]
                 if node.paused_until <= net.now:
-                    found.append(f"stop {name}")
+                    verbs.append(f"stop {name}")
             elif name not in alive and alive:
-                found.append(f"restart {name}")
+                verbs.append(f"restart {name}")
         if alive[:1] and len(alive) > 1:
-            found.append(f"down {alive[-1]}")
-        found += ["heal"] if net.network.walls else [f"cut {name}" for name in NAMES[::2]]
-        return found
+            verbs.append(f"down {alive[-1]}")
+        verbs += ["heal"] if net.network.walls else [f"cut {name}" for name in NAMES[::2]]
+        return verbs
 
     def do(self, event: str) -> None:
         net = self.net

@@ -11,8 +11,9 @@
     second, silence      one second passes; 20
 
 Laws: the node gets each message once and in order; an ask has one outcome; a session that was open
-ends only if its process has ended, is silent, or has forgotten it; the node lets a client send what
-its last decision allows, and knows it by one connection. At rest nothing is under way.
+ends only if its process has ended, is silent, or has forgotten it; the node lets a client send as
+many messages as its last decision allows, and knows it by one connection. At rest nothing is under
+way.
 
 `name`: the client dials the node by this name. When the name refuses, it goes on at the address
 that the node advertises, and has all the patience there again.
@@ -62,7 +63,7 @@ class DenyingNetwork(MemoryNetwork):
 
 
 class Sink:
-    """A receiver that keeps what it gets, and asks to be answered later."""
+    """A receiver that keeps its messages, and answers later."""
 
     def __init__(self) -> None:
         self.got: list[str] = []
@@ -150,19 +151,19 @@ class EndpointWorld:
     # ---- events
 
     def events(self) -> Iterable[str]:
-        found = ["second", "silence"]
+        verbs = ["second", "silence"]
         if self.session.lost is None:
-            found += ["tell", "ask", "denied", "cut" if self.link.up else "restore"]
-            found.append("full" if self.link.has_room else "room")
+            verbs += ["tell", "ask", "denied", "cut" if self.link.up else "restore"]
+            verbs.append("full" if self.link.has_room else "room")
             if len(self.nodes) == 1:
-                found.append("die")
-            found.append("gateway")
+                verbs.append("die")
+            verbs.append("gateway")
             if not self.leaving:
-                found.append("leave")
-        found.append("rights less" if self.permissions is CLIENT else "rights more")
+                verbs.append("leave")
+        verbs.append("rights less" if self.permissions is CLIENT else "rights more")
         if any(sink.asked for sink in self.sinks):
-            found.append("answer")
-        return found
+            verbs.append("answer")
+        return verbs
 
     def do(self, event: str) -> None:
         run = self.world.run
@@ -253,13 +254,13 @@ class EndpointWorld:
         self.asked.check()
         for inbound in self.nodes[-1].incoming.by_name.values():
             assert inbound.session.permissions == self.given, "the node keeps former permissions"
-        known: Any = self.nodes[-1].incoming
-        ids = {one.identity: one for one in known.by_name.values()}
-        assert known._by_identity == ids, "the node keeps a former connection"
+        incoming: Any = self.nodes[-1].incoming
+        ids = {session.identity: session for session in incoming.by_name.values()}
+        assert incoming._by_identity == ids, "the node keeps a former connection"
 
     def key(self) -> Hashable:
         session, node = self.session, self.nodes[-1]
-        at = tuple(one.address for one in self.client._outgoing.values())
+        at = tuple(outgoing.address for outgoing in self.client._outgoing.values())
         return (
             at, self.link.up, self.link.has_room, self.permissions.types, self.given.types,
             session.lost is not None, session.link.open,

@@ -1,21 +1,21 @@
-"""The world of one entity: its host, its mailbox, what it puts aside, and a store that answers when
+"""The world of one entity: its host, its mailbox, its stash, and a store that answers when
 the world says so.
 
     ask add | save | twice | pipe | stash | fail | slow     messages for the entity; `twice` saves
                              two times at once, `pipe` answers when its work ends
     unstash, passivate, idle its stash comes back; it leaves memory; nothing comes for long
-    work                     piped work, or what `slow` waits for, ends
+    work                     piped work, or the wait of `slow`, ends
     ok, last ok              its oldest call of the store ends well; the last one does
     unknown, refused         the oldest call has no known outcome; was certainly not done
-    change, change if        an operator replaces the state; only if it is the one that was read
+    change, change if        an operator replaces the state; only if it is the state that was read
     stop, start              the shard leaves this host; it comes back under the next fence
     wait                 longer than an operator waits
 
 Laws: one object of an entity lives at a time. An outcome of work comes to the object that began it.
-An ask has one outcome, and a definite error means that no handler had it. What a refused change
-brought is never stored. An entity is carried only if the outcome of each save is known. A
-remembered entity that did not passivate is on the list, and runs at rest; then no call, no message
-and no work is left.
+An ask has one outcome, and a definite error means that no handler had it. The value of a refused
+change is never stored. An entity is carried only if the outcome of each save is known. A remembered
+entity that did not passivate is on the list, and runs at rest; then no call, no message and no work
+is left.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class EntityWorld:
         self.said: list[str] = []
         self.only = only
         self.broken: list[str] = []
-        """Laws that were broken within the entity: the host catches what it raises."""
+        """Laws that were broken within the entity: the host catches its errors."""
         self.world, self.asked, self.keeper = LoopOfWorld(), Asked(), SlowKeeper()
         self.remember, self.carry = remember, carry
         self.data = MemoryData()
@@ -145,7 +145,7 @@ class EntityWorld:
         world = self
 
         class Page(Entity):
-            """Does what its messages say, and tells the world of its life."""
+            """Obeys its messages, and reports its life to the world."""
 
             state: Items
 
@@ -245,7 +245,7 @@ class EntityWorld:
             self.world.loop.create_task(task)
         return Bench(bus, store, self.keeper)
 
-    # ---- what the entity tells
+    # ---- reports of the entity
 
     def begins(self, entity_id: str, life: int) -> None:
         self.lives[entity_id] = life
@@ -288,19 +288,19 @@ class EntityWorld:
     # ---- events
 
     def events(self) -> Iterable[str]:
-        found = [f"ask {verb}" for verb in VERBS] if self.on else []
-        found += ["wait"]
+        verbs = [f"ask {verb}" for verb in VERBS] if self.on else []
+        verbs += ["wait"]
         if self.keeper.calls:
-            found += ["ok", "unknown", "refused"]
+            verbs += ["ok", "unknown", "refused"]
         if len(self.keeper.calls) > 1:
-            found.append("last ok")
+            verbs.append("last ok")
         if self.work:
-            found.append("work")
+            verbs.append("work")
         if self.on:
-            found += ["unstash", "passivate", "stop", "idle", "change", "change if"]
+            verbs += ["unstash", "passivate", "stop", "idle", "change", "change if"]
         elif self.bench.down:
-            found.append("start")
-        return [event for event in found if not self.only or event in self.only]
+            verbs.append("start")
+        return [event for event in verbs if not self.only or event in self.only]
 
     def do(self, event: str) -> None:
         run, bench = self.world.run, self.bench
@@ -431,8 +431,8 @@ class EntityWorld:
 
     def _check_remembered(self) -> None:
         listed = {i for entry in self.data.remembered.values() for i in entry.entity_ids}
-        for entity_id, wanted in self.wanted.items():
-            if wanted:
+        for entity_id, expected in self.wanted.items():
+            if expected:
                 assert entity_id in listed, f"{entity_id} is forgotten"
                 assert self.bench.entity(entity_id), f"{entity_id} is remembered, and does not run"
 

@@ -1,18 +1,18 @@
 """Visits the states of a machine that short histories reach, and runs every sequence of events from
 each.
 
-A *world* is a machine and a small model of what surrounds it. A history is a list of its events,
+A *world* is a machine and a small model of its surroundings. A history is a list of its events,
 which are plain text: `tell`, `home B`, `break`. The explorer plays each history in a new world:
 
 1. breadth first, up to `depth` events, each history that leads to a state not seen before. Two
    histories lead to one state if the `key` of their worlds is equal;
-2. from each state that at most `near` events reach, every sequence of `tail` events, unmerged: what
-   a key leaves out shows here.
+2. from each state that at most `near` events reach, every sequence of `tail` events, unmerged:
+   state that a key leaves out shows here.
 
 At the end of each history the world comes to `rest`: everything arrives, all deadlines pass. The
 world checks its laws in `do` and in `rest`, and breaks one by any exception. The history of the
 first failure loses events as long as it still fails with the same law, and is printed as a
-transcript: `$ event`, and below it what the world wrote down.
+transcript: `$ event`, and below it the lines that the world wrote down.
 
 Nothing here is drawn, and no clock is real: a history always ends in the same way.
 """
@@ -28,7 +28,7 @@ History = tuple[str, ...]
 
 
 class World(Protocol):
-    """A machine and its surroundings at the beginning. `said` has what happened; the explorer
+    """A machine and its surroundings at the beginning. `said` has the events; the explorer
     empties it after each event."""
 
     said: list[str]

@@ -3,14 +3,15 @@
     connect              a client connects; a later one is named by the next letter
     a asks, a asks twice its request arrives; two of them in one packet
     a drips              a part of a request arrives
-    a follows            it asks for the stream of events
+    a follows            it requests the stream of events
     answered             the oldest request without an answer gets one
     a leaves             it closes the connection
     second, five         time passes
 
-Laws: no more connections are open than there are places. A new one takes the place of the one that
-has waited longest for a request; if none waits, it is ended itself. A connection is ended when it
-has waited for its request, or for its answer, as long as it may, and not before; the stream lasts.
+Laws: no more connections are open than there are places. A new one takes the place of the
+connection that has waited longest for a request; if none waits, it is ended itself. A connection is
+ended when it has waited for its request, or for its answer, as long as it may, and not before; the
+stream lasts.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ NEAR_S = 0.1
 
 
 class Wire:
-    """The transport of one connection, and what a client did with it."""
+    """The transport of one connection, and its client's actions."""
 
     def __init__(self, world: HttpWorld, name: str) -> None:
         self.world, self.name, self.closing = world, name, False
@@ -111,17 +112,17 @@ class HttpWorld:
         return [wire for wire in self.wires.values() if not wire.closing]
 
     def events(self) -> Iterable[str]:
-        found = ["second", "five"]
+        verbs = ["second", "five"]
         if len(self.wires) < NAMES_MAX:
-            found.append("connect")
+            verbs.append("connect")
         for wire in self.open():
-            found.append(f"{wire.name} leaves")
+            verbs.append(f"{wire.name} leaves")
             if not wire.asked_at and not wire.dripped:
-                found += [f"{wire.name} {verb}" for verb in ("asks", "asks twice", "drips")]
-                found.append(f"{wire.name} follows")
+                verbs += [f"{wire.name} {verb}" for verb in ("asks", "asks twice", "drips")]
+                verbs.append(f"{wire.name} follows")
         if self._answerable():
-            found.append("answered")
-        return found
+            verbs.append("answered")
+        return verbs
 
     def _answerable(self) -> list[tuple[str, Wire]]:
         """Return the requests that are being handled, each with its connection."""

@@ -1,15 +1,15 @@
 """The world of one lease: two owners, and a store that answers when the world says so.
 
-    1 wants, 1 drops       the first owner wants the lease, or gives it up; also 2
-    1 served               the store does what the first owner's oldest call asks
+    1 acquires, 1 drops the first owner requests the lease, or gives it up; also 2
+    1 served               the store does the first owner's oldest call
     1 answered, 1 unheard  the oldest answer arrives; its call has no answer, served or not
-    1 stops                what runs under a lost lease has stopped, before its time is over
-    1 sleeps, 1 wakes      its process stands still; what comes meanwhile waits
+    1 stops                the work under a lost lease has stopped, before its time is over
+    1 sleeps, 1 wakes      its process stands still; events meanwhile wait
     second, ttl            one second passes; the whole ttl
 
 Laws: two owners that are awake never work under the lease at once; an owner works only while the
-store would confirm the lease. At rest a lease that is wanted is held by one owner, and one that no
-owner wants is free in the store.
+store would confirm the lease. At rest a requested lease is held by one owner, and a lease that no
+owner requests is free in the store.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class LeaseStore:
 
 
 class LeaseOwner:
-    """One owner: its machine, its calls with their answers, and what runs under the lease."""
+    """One owner: its machine, its calls with their answers, and the work under the lease."""
 
     def __init__(self) -> None:
         self.machine = Leases(TTL, RETRY)
@@ -78,21 +78,21 @@ class LeaseWorld:
         """A call had no answer: the store keeps a lease until it ends."""
 
     def events(self) -> Iterable[str]:
-        found = ["second", "ttl"]
+        verbs = ["second", "ttl"]
         for name, owner in self.owners.items():
             if owner.asleep:
-                found.append(f"{name} wakes")
+                verbs.append(f"{name} wakes")
             else:
-                found += [f"{name} {'drops' if owner.wanted else 'wants'}", f"{name} sleeps"]
+                verbs += [f"{name} {'drops' if owner.wanted else 'wants'}", f"{name} sleeps"]
             if any(answer is None for _, answer in owner.calls):
-                found.append(f"{name} served")
+                verbs.append(f"{name} served")
             if owner.calls:
-                found.append(f"{name} unheard")
+                verbs.append(f"{name} unheard")
                 if owner.calls[0][1] is not None:
-                    found.append(f"{name} answered")
+                    verbs.append(f"{name} answered")
             if owner.stop_at is not None and not owner.asleep:
-                found.append(f"{name} stops")
-        return found
+                verbs.append(f"{name} stops")
+        return verbs
 
     def do(self, event: str) -> None:
         match event.split():
@@ -233,9 +233,11 @@ class LeaseWorld:
             self._turn()
             self._serve()
         working = [owner for owner in self.owners.values() if owner.works]
-        wanted = [owner for owner in self.owners.values() if owner.wanted]
-        assert len(working) == bool(wanted), f"{len(wanted)} want the lease, {len(working)} work"
-        assert wanted or self.store.owner == "" or self.now >= self.store.ends
+        acquiring = [owner for owner in self.owners.values() if owner.wanted]
+        assert len(working) == bool(acquiring), (
+            f"{len(acquiring)} want the lease, {len(working)} work"
+        )
+        assert acquiring or self.store.owner == "" or self.now >= self.store.ends
         for owner in self.owners.values():
             if not owner.wanted:
                 assert owner.machine.names == [], "a lease is kept that its owner does not want"
@@ -253,7 +255,7 @@ class LeaseWorld:
 
 
 def unheard(call: ls.Effect) -> ls.Event:
-    """Return what an owner is told of a call without an answer."""
+    """Return an owner's event for a call without an answer."""
     match call:
         case ls.AcquireCall(name, ticket):
             return ls.LeaseCallFailed(name, ticket)

@@ -51,7 +51,7 @@ def name_of(payload: bytes) -> str:
 
 
 class End:
-    """One end of a link: the session, what it was given, and the frames on their way from it."""
+    """One end of a link: the session, its input, and the frames on their way from it."""
 
     def __init__(self, world: LoopOfWorld, name: str, clock: CoarseClock) -> None:
         self.name, self.pipe, self.has_room = name, deque[Frame](), True
@@ -111,7 +111,7 @@ class End:
 
 
 class Link:
-    """Two ends. Frames of a link that `stands` arrive at once; those of a broken one are lost."""
+    """Two ends. Frames of a link that `stands` arrive at once; frames of a broken one are lost."""
 
     def __init__(self, world: LoopOfWorld, a: str, b: str, clock: CoarseClock) -> None:
         self._world = world
@@ -128,14 +128,14 @@ class Link:
         return self.stands, self.stopped, self.over
 
     def break_(self) -> None:
-        """Lose what is on its way."""
+        """Lose the frames on their way."""
         self.stands = False
         for end in (self.a, self.b):
             end.pipe.clear()
             end.session.link.suspend()
 
     def open(self) -> None:
-        """Connect again: each end learns what the other one has."""
+        """Connect again: each end gets the other end's position."""
         self.stands = True
         self._world.run(self._opened)
 
@@ -167,7 +167,7 @@ class Link:
         return name
 
     def keep_alive(self) -> None:
-        """Do what endpoints do from time to time: expire asks, and repeat numbers."""
+        """Do the periodic work of endpoints: expire asks, and repeat numbers."""
         for end in (self.a, self.b):
             end.session.expire()
             end.session.keep_alive()

@@ -12,9 +12,9 @@ started once; it is handed over at once only to a member that has asked. At rest
 
 Admission, a member with three former processes at the newcomer's address:
 
-    join                      the newcomer asks
+    join                      the newcomer requests to join
     flag old1                 an observer does not reach it
-    probe old1 refused | unknown | alive     what the probe that was asked for has found
+    probe old1 refused | unknown | alive     the result of the requested probe
 
 Law: once no former process answers, and each is flagged or proved dead, the newcomer is admitted.
 """
@@ -96,33 +96,33 @@ class SingletonWorld:
         self.machine.check()
 
     def _check_asked(self, after: str, why: str) -> None:
-        """Check that what is handed over on demand goes to a member."""
+        """Check that a hand-over on demand goes to a member."""
         if after == SingletonState.HANDING_OVER.value and why.startswith("asked"):
             machine: Any = self.machine
             there = [n for n in machine._requesters if NAMES[n] in self.statuses]
             assert there, "handed over, and none of those that asked is a member"
 
     def events(self) -> Iterable[str]:
-        found = []
+        verbs = []
         for name in ("a", "me", "c"):
             match self.statuses.get(name):
                 case Status.UP:
-                    found += [f"{name} leaves"]
+                    verbs += [f"{name} leaves"]
                 case Status.LEAVING:
-                    found += [f"{name} exits"]
+                    verbs += [f"{name} exits"]
                 case Status.EXITING:
-                    found += [f"{name} goes"]
+                    verbs += [f"{name} goes"]
             if name in self.statuses and name != "me" and self.statuses[name] is not DOWN:
-                found.append(f"{name} dies")
+                verbs.append(f"{name} dies")
             if self.statuses.get(name) is DOWN:
-                found.append(f"{name} goes")
-        found += [f"c {verb}" for verb in ("asks", "takes-over") if "c" in self.statuses]
-        found += [f"a {verb}" for verb in ("done", "asks", "continues") if "a" in self.statuses]
+                verbs.append(f"{name} goes")
+        verbs += [f"c {verb}" for verb in ("asks", "takes-over") if "c" in self.statuses]
+        verbs += [f"a {verb}" for verb in ("done", "asks", "continues") if "a" in self.statuses]
         if self.instance in ("running", "retiring"):
-            found.append("stopped")
+            verbs.append("stopped")
         if self.machine.deadline() is not None:
-            found.append("due")
-        return found if "me" in self.statuses else ()
+            verbs.append("due")
+        return verbs if "me" in self.statuses else ()
 
     def do(self, event: str) -> None:
         match event.split():
@@ -214,13 +214,13 @@ class AdmissionWorld:
     def events(self) -> Iterable[str]:
         if NEW in self.gossip.members:
             return ()
-        found = ["join"]
+        verbs = ["join"]
         flagged = self.gossip.unreachable()
-        found += [f"flag {name}" for name, node in OLD.items() if node not in flagged]
+        verbs += [f"flag {name}" for name, node in OLD.items() if node not in flagged]
         for name, node in OLD.items():
             if node in self.asked:
-                found += [f"probe {name} {how}" for how in ("refused", "unknown", "alive")]
-        return found
+                verbs += [f"probe {name} {how}" for how in ("refused", "unknown", "alive")]
+        return verbs
 
     def do(self, event: str) -> None:
         self.now += 1.0

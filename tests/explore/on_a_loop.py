@@ -1,4 +1,4 @@
-"""Worlds of what needs an event loop: asks with futures, timers, tasks. Time is virtual."""
+"""Worlds of code that needs an event loop: asks with futures, timers, tasks. Time is virtual."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardbus.simulation.virtual_loop import VirtualLoop
 T = TypeVar("T")
 
 AT_ONCE_S = 0.001
-"""What is due within this time of an event belongs to the event."""
+"""A timer due within this time of an event belongs to the event."""
 
 
 class LoopOfWorld:
@@ -22,14 +22,14 @@ class LoopOfWorld:
         self._errors: list[dict[str, Any]] = []
         self.loop = VirtualLoop(self.timeline, self._errors.append)  # type: ignore[abstract]
 
-    def run(self, call: Callable[..., T], *given: Any) -> T:
-        """Call a function within the loop, and run what is due at once."""
+    def run(self, call: Callable[..., T], *arguments: Any) -> T:
+        """Call a function within the loop, and run the callbacks due at once."""
         results: list[T] = []
         raised: list[BaseException] = []
 
         def turn() -> None:
             try:
-                results.append(call(*given))
+                results.append(call(*arguments))
             except Exception as error:  # it belongs to the caller, not to the loop
                 raised.append(error)
 
@@ -40,22 +40,22 @@ class LoopOfWorld:
         return results[0]
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Begin a task, and run what is due at once."""
+        """Begin a task, and run the callbacks due at once."""
         return self.run(lambda: self.loop.create_task(work))
 
     def wait(self, seconds: float) -> None:
-        """Let time pass. Raises what no code of the loop caught."""
+        """Let time pass. Raises the error that no code of the loop caught."""
         self.timeline.run(seconds)
         self.raise_uncaught()
 
     def raise_uncaught(self) -> None:
-        """Raise what no code of the loop caught."""
+        """Raise the error that no code of the loop caught."""
         if self._errors:
             context = self._errors.pop(0)
             raise context.get("exception") or AssertionError(context["message"])
 
     def close(self) -> None:
-        """End the loop and what runs in it."""
+        """End the loop and the tasks in it."""
         self.loop.kill()
         self.loop.discard()
 

@@ -45,14 +45,14 @@ class PhaseWorld:
             self.runs[name] = False
 
     def events(self) -> Iterable[str]:
-        found = ["second", "late"]
-        found += [
+        verbs = ["second", "late"]
+        verbs += [
             f"{name} {how}"
             for name, future in self.work.items()
             if not future.done()
             for how in ("ends", "raises")
         ]
-        return found if self.run.done() else [*found, "cancel"]
+        return verbs if self.run.done() else [*verbs, "cancel"]
 
     def do(self, event: str) -> None:
         open_before = not self.run.done()

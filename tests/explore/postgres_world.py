@@ -39,7 +39,7 @@ class Running:
 
 
 class SlowServer:
-    """A connection to the server. `ran` has what it has written."""
+    """A connection to the server. `ran` has its statements."""
 
     def __init__(self) -> None:
         self.running: list[Running] = []
@@ -52,13 +52,13 @@ class SlowServer:
         if self.at_once:
             self.ran += states
             return f"INSERT 0 {len(states)}"
-        one = Running(states, asyncio.get_running_loop().create_future())
-        self.running.append(one)
+        running = Running(states, asyncio.get_running_loop().create_future())
+        self.running.append(running)
         try:
-            return await one.answer
+            return await running.answer
         finally:
-            if one in self.running:  # given up: it may still have been run
-                self.running.remove(one)
+            if running in self.running:  # given up: it may still have been run
+                self.running.remove(running)
                 self.ran += states
 
     def is_closed(self) -> bool:
@@ -101,15 +101,15 @@ class PostgresWorld:
         return False
 
     def events(self) -> Iterable[str]:
-        found = ["save", "save twice", "second"]
+        verbs = ["save", "save twice", "second"]
         if self._running():
-            found += ["ok", "lost", "late", "full"]
+            verbs += ["ok", "lost", "late", "full"]
         if any(not task.done() for task, _ in self.calls):
-            found.append("cancel")
-        return found
+            verbs.append("cancel")
+        return verbs
 
     def _running(self) -> list[tuple[SlowServer, Running]]:
-        return [(server, one) for server in self.servers for one in server.running]
+        return [(server, running) for server in self.servers for running in server.running]
 
     def do(self, event: str) -> None:
         match event.split():
@@ -134,15 +134,15 @@ class PostgresWorld:
         self.calls.append((self.world.spawn(self.store.save_states(saves)), states))
 
     def _answer(self, how: str) -> None:
-        server, one = self._running()[0]
-        server.running.remove(one)
+        server, running = self._running()[0]
+        server.running.remove(running)
         if how in ("ok", "late"):
-            server.ran += one.states
+            server.ran += running.states
         if how == "ok":
-            self.world.run(one.answer.set_result, f"INSERT 0 {len(one.states)}")
+            self.world.run(running.answer.set_result, f"INSERT 0 {len(running.states)}")
         else:
             error = asyncpg.DiskFullError("full") if how == "full" else ConnectionResetError()
-            self.world.run(one.answer.set_exception, error)
+            self.world.run(running.answer.set_exception, error)
 
     def _check(self) -> None:
         ran = {state for server in self.servers for state in server.ran}

@@ -2,13 +2,13 @@
 
     tell x | ask x                 a message for an entity; also `x/1`, of a type that lives within
     home A | home B                the coordinator names the shard's next home
-    break A, mend A                the connection to A breaks: what is sent there waits
+    break A, mend A                the connection to A breaks: messages to it wait
     lose A                         the link to A is lost, A lives
     gone A                         A is dead
     leave A, back A                A leaves: nothing new goes there, its link stands; it is back
     refuse, refuse inner, admit    the type cannot be reached; it can be again
     answer A, cancel, second
-    give up                        the process ends: what waits counts as dropped
+    give up                        the process ends: waiting messages count as dropped
 
 With instances (`InstanceWorld`): `row 1 A`, `count 2`, and a verb with each choice, `tell hash`,
 `ask all`, `ask first`, ...
@@ -86,7 +86,7 @@ class Homes:
         link.a.session.tag = node
         return link
 
-    # ---- what a router's owner does
+    # ---- actions of a router's owner
 
     def out_for(self, node: NodeId) -> Any:
         return self.links[node].a.session.outbox
@@ -192,7 +192,7 @@ class Homes:
         before = Counter(name.split(" ")[-1] for name in self.dropped)
         self.world.run(self.router.give_up, "undelivered")
         for name in set(tells):
-            more = sum(one.split(" ")[-1] == name for one in self.dropped) - before[name]
+            more = sum(line.split(" ")[-1] == name for line in self.dropped) - before[name]
             assert more == tells.count(name), f"{name} counts {more} times as dropped"
 
     def waiting(self) -> list[str]:
@@ -217,7 +217,7 @@ class Homes:
         self.collect()
 
     def collect(self) -> None:
-        """Take up what came to the homes."""
+        """Take up the messages that came to the homes."""
         for node, link in self.links.items():
             got = link.b.got
             for kind, entity, name in got[self._seen[node] :]:
@@ -245,7 +245,7 @@ class Homes:
         assert asks == timed, f"of {len(asks)} asks that wait, {len(timed)} have a deadline"
 
     def _kept(self) -> list[PendingMessage]:
-        return [one for one in self.region.kept() if isinstance(one, PendingMessage)]
+        return [message for message in self.region.kept() if isinstance(message, PendingMessage)]
 
     def check_order(self) -> None:
         for entity in set(self.told.values()):
@@ -254,9 +254,9 @@ class Homes:
 
     def check_account(self, *routers: Router) -> None:
         waits = len(list(self.region.kept()))
-        known = sum(router.left for router in routers) + len(self.dropped) + waits + self.withdrawn
-        given = sum(router.entered for router in routers)
-        assert known == given, f"{given} messages were given to the region, {known} are known"
+        left = sum(router.left for router in routers) + len(self.dropped) + waits + self.withdrawn
+        entered = sum(router.entered for router in routers)
+        assert left == entered, f"{entered} messages were given to the region, {left} are known"
 
     def check_rest(self) -> None:
         assert not self.asked.open(), f"{self.asked.open()} wait for ever"
@@ -308,21 +308,21 @@ class RouterWorld(Homes):
     def events(self) -> Iterable[str]:
         if self.over:
             return ()
-        found = ["tell x", "ask x", "tell x/1", "ask x/1", "second", "refuse", "refuse inner"]
-        found.append("give up")
+        verbs = ["tell x", "ask x", "tell x/1", "ask x/1", "second", "refuse", "refuse inner"]
+        verbs.append("give up")
         for name, node in NODES.items():
             if node in self.dead:
                 continue
-            found += [f"lose {name}", f"gone {name}"]
-            found += [f"back {name}"] if node in self.away else [f"home {name}", f"leave {name}"]
-            found.append(f"{'break' if self.links[node].stands else 'mend'} {name}")
+            verbs += [f"lose {name}", f"gone {name}"]
+            verbs += [f"back {name}"] if node in self.away else [f"home {name}", f"leave {name}"]
+            verbs.append(f"{'break' if self.links[node].stands else 'mend'} {name}")
             if self.links[node].b.asked:
-                found.append(f"answer {name}")
+                verbs.append(f"answer {name}")
         if self.router.refused or self.inner.refused:
-            found.append("admit")
+            verbs.append("admit")
         if self.asked.open():
-            found.append("cancel")
-        return [event for event in found if not self.only or event in self.only]
+            verbs.append("cancel")
+        return [event for event in verbs if not self.only or event in self.only]
 
     def do(self, event: str) -> None:
         error = UnknownEntityType("no such type")
@@ -430,19 +430,19 @@ class InstanceWorld(Homes):
     def events(self) -> Iterable[str]:
         if self.over:
             return ()
-        found = [f"{verb} {p}" for p in self.CHOICES for verb in ("tell", "ask")]
-        found += ["count 1", "count 2", "second", "give up"]
+        verbs = [f"{verb} {p}" for p in self.CHOICES for verb in ("tell", "ask")]
+        verbs += ["count 1", "count 2", "second", "give up"]
         for name, node in NODES.items():
             if node in self.dead:
                 continue
-            found += [f"row {k} {name}" for k in (1, 2) if self.rows.get(k) != node]
-            found += [f"lose {name}", f"gone {name}"]
-            found.append(f"{'break' if self.links[node].stands else 'mend'} {name}")
+            verbs += [f"row {k} {name}" for k in (1, 2) if self.rows.get(k) != node]
+            verbs += [f"lose {name}", f"gone {name}"]
+            verbs.append(f"{'break' if self.links[node].stands else 'mend'} {name}")
             if self.links[node].b.asked:
-                found.append(f"answer {name}")
+                verbs.append(f"answer {name}")
         if self.asked.open():
-            found.append("cancel")
-        return [event for event in found if not self.only or event in self.only]
+            verbs.append("cancel")
+        return [event for event in verbs if not self.only or event in self.only]
 
     def do(self, event: str) -> None:
         match event.split():
@@ -530,9 +530,9 @@ class InstanceWorld(Homes):
 
     def key(self) -> Hashable:
         rows: Any = self.router.rows
-        asked = tuple(sorted(self._by[name] for name in self.asked.open()))
-        known = self.count, tuple(sorted(self.rows.items()))
-        return super().key(), known, len(rows.uncounted), asked
+        open_asks = tuple(sorted(self._by[name] for name in self.asked.open()))
+        picks = self.count, tuple(sorted(self.rows.items()))
+        return super().key(), picks, len(rows.uncounted), open_asks
 
     def rest(self) -> None:
         if self.over:

@@ -3,7 +3,7 @@
     tell x | tell y | large x | ask x    a sends; `large` takes several parts
     many x                               a sends four asks in one turn
     flush | drained | await x            a waits for an echo; until all is acknowledged; for room
-    break, open                          the connection breaks, what is on its way is lost
+    break, open                          the connection breaks, frames on their way are lost
     stop, go                             frames wait on their way
     lose, twice                          the next frame of a on its way is lost, or comes twice
     full, room                           the connection takes no frame of a, or takes them again
@@ -16,9 +16,9 @@
 
 Laws: per entity, b gets each message of a once and in order; a flush is behind them. An ask has one
 outcome, and b is given it with no less time than it has left. Each message of a lost session came,
-was returned as unsent, or counts as unconfirmed; none that was acknowledged counts. What waits at a
-for an entity does not leave while b has no room for it. At rest nothing is outstanding, and every
-future is done.
+was returned as unsent, or counts as unconfirmed; none that was acknowledged counts. A message that
+waits at a for an entity does not leave while b has no room for it. At rest nothing is outstanding,
+and every future is done.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PART_S, ROUNDED_S = 0.3, 0.1
 
 
 class SessionWorld:
-    """A link, and what a's session was given. `only`: the alphabet, all of it if that is empty.
+    """A link, and the input of a's session. `only`: the alphabet, all of it if that is empty.
     `slices`: messages that b hands out in one turn; 0: as many as in use."""
 
     def __init__(self, *only: str, slices: int = 0) -> None:
@@ -66,7 +66,7 @@ class SessionWorld:
         self.sent = 0
         self.paused = self.held = False
         self.floor: int | None = None
-        """What waited at a when it came to know that b has no room for x."""
+        """The messages that waited at a when a received that b has no room for x."""
         self._seen = 0
         self._timed = 0
         self._ends_at: dict[str, float] = {}
@@ -79,7 +79,7 @@ class SessionWorld:
         link = self.link
         if link.over:
             return ()
-        found = [
+        verbs = [
             "tell x",
             "tell y",
             "large x",
@@ -92,20 +92,20 @@ class SessionWorld:
             "close",
             "finish",
         ]
-        found.append("flush")
-        found.append("open" if not link.stands else "break")
+        verbs.append("flush")
+        verbs.append("open" if not link.stands else "break")
         if link.stands:
-            found.append("go" if link.stopped else "stop")
+            verbs.append("go" if link.stopped else "stop")
         if link.a.pipe:
-            found += ["lose", "twice"]
-        found.append("full" if link.a.has_room else "room")
-        found.append("release x" if self.held else "hold x")
-        found.append("resume" if self.paused else "pause")
+            verbs += ["lose", "twice"]
+        verbs.append("full" if link.a.has_room else "room")
+        verbs.append("release x" if self.held else "hold x")
+        verbs.append("resume" if self.paused else "pause")
         if link.b.asked:
-            found.append("answer")
+            verbs.append("answer")
         if self.asked.open():
-            found.append("cancel")
-        return [event for event in found if not self.only or event in self.only]
+            verbs.append("cancel")
+        return [event for event in verbs if not self.only or event in self.only]
 
     def do(self, event: str) -> None:
         link, run = self.link, self.world.run
@@ -117,7 +117,7 @@ class SessionWorld:
             case ["part"]:
                 self._wait(PART_S, quietly=True)
             case ["flush"]:
-                self.floor = None  # what waits leaves before it
+                self.floor = None  # waiting messages leave before it
                 name = f"f{self._number()}"
                 self._flushed[name] = {n for names in self.told.values() for n in names}
                 self.asked.futures[name] = self.world.loop.create_future()
@@ -167,7 +167,7 @@ class SessionWorld:
         self._look()
 
     def _queued(self) -> int:
-        """Return the weight of what waits at a for entities without room."""
+        """Return the weight of the messages that wait at a for entities without room."""
         held = self.link.a.session.outbox.held
         return 0 if held is None else held.weight
 
@@ -248,7 +248,7 @@ class SessionWorld:
         return sum(n in self.asked.futures for names in self.told.values() for n in names)
 
     def _check_loss(self, acked: int) -> None:
-        """Check that what a lost session says of its messages is true."""
+        """Check a lost session's report about its messages."""
         self._look()
         arrived = {name for _, _, name in self.link.b.got}
         both = arrived.intersection(self.unsent)
@@ -259,7 +259,7 @@ class SessionWorld:
         assert counted == expected, f"{counted} tells count as unconfirmed, {expected} may be"
 
     def _look(self) -> None:
-        """Check what b has got since."""
+        """Check the messages that b has got since."""
         got = self.link.b.got
         for kind, entity, name in got[self._seen :]:
             self.said.append(f"b gets {kind} {entity} {name}".rstrip())
@@ -271,8 +271,8 @@ class SessionWorld:
             self.asked.handled.add(name)
             before = [n for _, e, n in got if e == entity]
             assert before.count(name) == 1, f"{name} comes twice"
-            wanted = [n for n in self.told[entity] if n in before]
-            assert before == wanted, f"{entity} gets {before}"
+            expected = [n for n in self.told[entity] if n in before]
+            assert before == expected, f"{entity} gets {before}"
         self._seen = len(got)
         for name, left_ms in self.link.b.left_ms[self._timed :]:
             left = self._ends_at[name] - self.world.loop.time()

@@ -2,16 +2,16 @@
 network of machines. Links keep order and lose nothing.
 
     move n3          the coordinator moves the shard to that node
-    kill n3          the node dies, and the others learn it
+    kill n3          the node dies, and the others receive it
     leave n2         the node drains and leaves
-    stall n1 n2      what n1 sends to n2 from now on takes seconds
+    stall n1 n2      messages from n1 to n2 take seconds from now on
     store            the next writes to the store take long; a second time: they do not
     run              time passes
 
 n1 has the coordinator, n2 the shard at first. With each event every process sends two messages to
 an entity of the shard. Shards take a moment to stop.
 
-Laws: those of `sharding_net`: one home at a time, fences grow, messages of one sender keep their
+Laws: the laws of `sharding_net`: one home at a time, fences grow, messages of one sender keep their
 order where the mode does; after quiet each one was handled or rejected, or was with a dead process,
 and the table, the store and the regions agree.
 """
@@ -41,7 +41,7 @@ QUIET_S = 100.0
 
 
 class Placed:
-    """Puts the shard where the world wants it at first, and moves it there later. A home that is
+    """Puts the shard at the world's choice at first, and moves it there later. A home that is
     not the target of a move is the last node that there is."""
 
     def __init__(self, town: Town) -> None:
@@ -90,7 +90,7 @@ class Town(Stage):
         super().send(source, target, item)
 
     def transmit(self, source: Hashable, target: Hashable, deliver: Callable[[], object]) -> bool:
-        """What a removed process had sent, and what has not arrived, comes no more: its sessions
+        """Messages of a removed process that have not arrived come no more: its sessions
         have ended."""
         item = self._item
 
@@ -126,17 +126,17 @@ class ShardingWorld:
         self.said = []
 
     def events(self) -> Iterable[str]:
-        town, found = self.town, ["run", "store"]
+        town, verbs = self.town, ["run", "store"]
         staying = {p.name for p in town.staying()}
         for name in NODES[1:]:
             if name in staying and len(staying) > 2:
-                found += [f"kill {name}", f"leave {name}"]
+                verbs += [f"kill {name}", f"leave {name}"]
             if name in staying and town.place != town.named(name).me:
-                found.append(f"move {name}")
+                verbs.append(f"move {name}")
         for source, target in STALLS:
             if {source, target} <= staying and (source, target) not in self._stalls():
-                found.append(f"stall {source} {target}")
-        return found
+                verbs.append(f"stall {source} {target}")
+        return verbs
 
     def _stalls(self) -> list[tuple[str, str]]:
         return [pair for pair, until in self.stalled.items() if until > self.town.now]

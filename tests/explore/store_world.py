@@ -100,14 +100,14 @@ class StoreWorld:
         self._entity: dict[int, str] = {}
 
     def events(self) -> Iterable[str]:
-        found = [f"{verb} {x}" for verb in ("save", "over", "load") for x in LANES]
-        found.append("second")
+        verbs = [f"{verb} {x}" for verb in ("save", "over", "load") for x in LANES]
+        verbs.append("second")
         for lane in (0, 1):
             if any(batch.lane == lane for batch in self.store.batches):
-                found += [f"{lane} {how}" for how in HOW]
+                verbs += [f"{lane} {how}" for how in HOW]
         if self._open():
-            found.append("cancel")
-        return found
+            verbs.append("cancel")
+        return verbs
 
     def _open(self) -> list[int]:
         return [n for n, answer in self.answers.items() if not answer.done()]
@@ -176,7 +176,7 @@ class StoreWorld:
             (batch.lane, tuple(s.entity_id for s in batch.saves)) for batch in self.store.batches
         )
         groups = (self.states._group, *self.states._groups.values())
-        waiting = tuple(tuple(one[0].entity_id for one in group._waiting) for group in groups)
+        waiting = tuple(tuple(save[0].entity_id for save in group._waiting) for group in groups)
         return (
             batches, waiting, len(self._open()), sum(not load.done() for load in self.loads),
             tuple(len(group._refused) for group in groups), len(self.over),

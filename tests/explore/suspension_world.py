@@ -27,7 +27,7 @@ LIFE = ClusterSettings().contact_lifetime
 
 
 class SuspensionWorld:
-    """One machine, and what a majority means."""
+    """One machine, and the rule of a majority."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -35,15 +35,15 @@ class SuspensionWorld:
         self.machine = Suspension(A, ClusterSettings())
         self.members = {"b", "c"}
         self.contacts = dict.fromkeys(self.members, self.now)
-        """When each member's last consent was asked for, or since when it is trusted."""
+        """When each member's last consent was requested, or since when it is trusted."""
         self.suspended = False
         self._update()
 
     def events(self) -> Iterable[str]:
-        found = [f"{name} consents" for name in sorted(self.members)]
-        found += [f"{name} consents late" for name in sorted(self.members)]
-        found += ["d goes" if "d" in self.members else "d joins", "step", "half", "life"]
-        return found
+        verbs = [f"{name} consents" for name in sorted(self.members)]
+        verbs += [f"{name} consents late" for name in sorted(self.members)]
+        verbs += ["d goes" if "d" in self.members else "d joins", "step", "half", "life"]
+        return verbs
 
     def do(self, event: str) -> None:
         match event.split():

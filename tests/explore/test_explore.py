@@ -20,7 +20,8 @@ BOUNDS: dict[str, dict[str, Any]] = tomllib.loads(
 
 @pytest.fixture(autouse=True)
 def _log_nothing() -> Iterator[None]:
-    """What entities of a world raise on purpose is logged with its stack: that takes most time."""
+    """Errors that entities of a world raise on purpose are logged with its stack: that takes most
+    time."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)

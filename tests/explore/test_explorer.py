@@ -1,4 +1,4 @@
-"""The explorer on a small world: what it visits, finds, and shows."""
+"""The explorer on a small world: its visits, findings and output."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def test_what_a_key_hides_is_found_by_a_tail() -> None:
 
 def test_a_finding_is_the_shortest_history_as_a_transcript() -> None:
     make = lambda: Counter("luu")  # noqa: E731
-    with pytest.raises(BrokenLaw) as found:
+    with pytest.raises(BrokenLaw) as broken:
         explore(make, Bounds(depth=0, near=0, tail=4))
-    assert str(found.value).splitlines() == [
+    assert str(broken.value).splitlines() == [
         "3 events break a law: AssertionError: the trap",
         "$ look",
         "  count 0",

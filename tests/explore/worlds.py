@@ -37,7 +37,7 @@ CONNECTION = (
 )
 HELD = "tell x", "ask x", "hold x", "release x", "drained", "await x", "break", "open", "close"
 DRAINED = "tell x", "tell y", "hold x", "release x", "room", "break", "open"
-"""What waits for an entity leaves in portions."""
+"""Messages that wait for an entity leave in portions."""
 SLICED = "many x", "tell x", "part", "pause", "resume", "break", "open", "close"
 AWAY = "ask x", "tell x", "second", "cancel", "restore B", "die B"
 """A client of one node that lives, whose connection is broken."""
@@ -69,7 +69,7 @@ UNDER_WAY = "stall n4 n2", "move n3"
 
 
 def after(make: Callable[[], World], *events: str) -> Callable[[], World]:
-    """Return what makes a world in which these events have happened."""
+    """Return a maker of a world in which these events have happened."""
 
     def begin() -> World:
         world = make()

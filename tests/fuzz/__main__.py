@@ -5,11 +5,11 @@
     python -m tests.fuzz --coverage [--inputs 1000000] [target ...]
 
 Each line is a target with its inputs, inputs per second and distinct outcomes. A finding is a line
-with the input in hexadecimal digits; put it into `tests/fuzz/corpus`, and mend what it found. The
+with the input in hexadecimal digits; put it into `tests/fuzz/corpus`, and mend the defect. The
 exit code is 1 if there is one. `--keep` adds inputs with new outcomes to the corpus.
 
 `--rounds` cuts a long run into rounds. Round n has the seed n later than the first, and a process
-of its own, so that the peak of memory is that of the round. `--state` names a file to which each
+of its own, so that the peak of memory belongs to the round. `--state` names a file to which each
 round adds a line when it ends; the same command then goes on with the rounds that are missing.
 
 `--coverage` uses atheris, which steers by the branches that an input takes. It needs a package of
@@ -63,8 +63,8 @@ def main() -> int:
         rounds = play_rounds(names, chosen.inputs, seeds, chosen.state, chosen.jobs)
     else:
         rounds = [play(names, chosen.inputs, chosen.seed, chosen.keep)]
-    findings = [finding for one in rounds for finding in one.findings]
-    print(f"{sum(one.inputs for one in rounds):,} inputs, {len(findings)} findings")
+    findings = [finding for round_ in rounds for finding in round_.findings]
+    print(f"{sum(round_.inputs for round_ in rounds):,} inputs, {len(findings)} findings")
     return int(bool(findings))
 
 

@@ -1,7 +1,7 @@
 """The corpus: inputs that found a defect once, or that reach far into a decoder.
 
-`corpus/TARGET.hex` has one input per line in hexadecimal digits; a line with `#` says what the next
-one is.
+`corpus/TARGET.hex` has one input per line in hexadecimal digits; a line with `#` says the meaning
+of the next one.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def load(target: str) -> list[bytes]:
 
 def add(target: str, inputs: list[bytes], size_max: int = 512) -> int:
     """Add small inputs that are not there yet. Returns how many were added."""
-    known = set(load(target))
-    new = [data for data in dict.fromkeys(inputs) if data not in known and len(data) <= size_max]
+    stored = set(load(target))
+    new = [data for data in dict.fromkeys(inputs) if data not in stored and len(data) <= size_max]
     if new:
         with (FOLDER / f"{target}.hex").open("a", encoding="ascii") as file:
             file.writelines(f"{data.hex()}\n" for data in new if data)

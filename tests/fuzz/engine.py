@@ -1,6 +1,6 @@
 """Feed inputs to targets: one after the other, or in rounds.
 
-A round has a seed and a process of its own, so that the peak of memory is that of the round. The
+A round has a seed and a process of its own, so that the peak of memory belongs to the round. The
 rounds that have ended stand in a file, one per line, so that a run that was ended goes on.
 """
 
@@ -30,7 +30,7 @@ PROGRESS_S = 30.0
 
 @dataclass(frozen=True)
 class Round:
-    """What one round did: the inputs that were judged, and the findings as text."""
+    """The result of one round: the inputs that were judged, and the findings as text."""
 
     seed: int
     inputs: int
@@ -40,18 +40,18 @@ class Round:
 
 def fuzz(target: Target, inputs: int, seed: int, *, keep: bool) -> tuple[int, list[Finding]]:
     """Feed inputs to one target; print its line. Returns how many inputs were judged, which are
-    fewer after `FINDINGS_MAX` findings, and what was found."""
+    fewer after `FINDINGS_MAX` findings, and the findings."""
     mutator = Mutator(target, corpus.load(target.name), Random(f"{seed} {target.name}"))
-    found: dict[str, Finding] = {}
+    by_key: dict[str, Finding] = {}
     began = shown = time.monotonic()
     count = 0
-    while count < inputs and len(found) < FINDINGS_MAX:
+    while count < inputs and len(by_key) < FINDINGS_MAX:
         data = mutator.first[count] if count < len(mutator.first) else mutator.next()
         count += 1
         said, finding = judge(target, data)
         mutator.outcome(data, said)
-        if finding is not None and finding.what not in found:
-            found[finding.what] = finding
+        if finding is not None and finding.what not in by_key:
+            by_key[finding.what] = finding
             print(f"FOUND {finding}\n      {data[:2000].hex()}", flush=True)
         if count % 1000 == 0 and (now := time.monotonic()) - shown > PROGRESS_S:
             shown = now
@@ -60,10 +60,10 @@ def fuzz(target: Target, inputs: int, seed: int, *, keep: bool) -> tuple[int, li
     kept = corpus.add(target.name, mutator.found[:40]) if keep else 0
     print(
         f"{target.name:10} {count:>10,} inputs  {rate:>8,.0f}/s  {len(mutator.found):>4} outcomes"
-        f"  {len(found)} findings" + (f"  {kept} kept" if keep else ""),
+        f"  {len(by_key)} findings" + (f"  {kept} kept" if keep else ""),
         flush=True,
     )
-    return count, list(found.values())
+    return count, list(by_key.values())
 
 
 def shares(targets: Iterable[Target], inputs: int) -> dict[str, int]:
@@ -75,17 +75,19 @@ def shares(targets: Iterable[Target], inputs: int) -> dict[str, int]:
 
 def play(names: list[str], inputs: int, seed: int, keep: bool) -> Round:
     """Fuzz these targets once."""
-    began, judged, found = time.monotonic(), 0, list[str]()
+    began, judged, lines = time.monotonic(), 0, list[str]()
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        for name, wanted in shares((TARGETS[name] for name in names), inputs).items():
-            count, findings = fuzz(TARGETS[name], wanted, seed, keep=keep)
+        for name, share in shares((TARGETS[name] for name in names), inputs).items():
+            count, findings = fuzz(TARGETS[name], share, seed, keep=keep)
             judged += count
-            found += [f"{one.target} {one.what} {one.data.hex()}" for one in findings]
+            lines += [
+                f"{finding.target} {finding.what} {finding.data.hex()}" for finding in findings
+            ]
     finally:
         logging.disable(disabled)
-    return Round(seed, judged, time.monotonic() - began, tuple(found))
+    return Round(seed, judged, time.monotonic() - began, tuple(lines))
 
 
 def played(state: Path | None) -> dict[int, Round]:
@@ -101,16 +103,16 @@ def play_rounds(
     names: list[str], inputs: int, seeds: range, state: Path | None, jobs: int
 ) -> list[Round]:
     """Play the rounds that `state` does not have; return all of them."""
-    done = {seed: one for seed, one in played(state).items() if seed in seeds}
+    done = {seed: round_ for seed, round_ in played(state).items() if seed in seeds}
     each = max(1, inputs // len(seeds))
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
         todo = [pool.submit(play, names, each, s, False) for s in seeds if s not in done]
         for ended in as_completed(todo):
-            one = ended.result()
-            done[one.seed] = one
+            round_ = ended.result()
+            done[round_.seed] = round_
             if state is not None:
                 with state.open("a", encoding="ascii") as file:
-                    file.write(json.dumps(asdict(one)) + "\n")
-            print(f"== round {one.seed}: {len(done)} of {len(seeds)}", flush=True)
+                    file.write(json.dumps(asdict(round_)) + "\n")
+            print(f"== round {round_.seed}: {len(done)} of {len(seeds)}", flush=True)
     return [done[seed] for seed in seeds]

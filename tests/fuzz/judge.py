@@ -1,8 +1,8 @@
 """Judges one input: its error, its processor time, its memory.
 
 Memory is the growth of the process's peak while the input is handled. After an input that raised
-the peak, the peak is set to what the process has now, so that the next one counts from there.
-Processor time of this thread, not time: it does not depend on what else runs. An input over the
+the peak, the peak is set to the process's current memory, so that the next one counts from there.
+Processor time of this thread, not time: it does not depend on other processes. An input over the
 limit is tried again, and its least time counts, because a collection of garbage may fall into one
 of them.
 """
@@ -37,7 +37,7 @@ def _cut_off(*_: object) -> None:
 
 @dataclass(frozen=True)
 class Finding:
-    """An input that must not do what it did."""
+    """An input with a forbidden effect."""
 
     target: str
     what: str
@@ -74,7 +74,7 @@ def judge(target: Target, data: bytes) -> tuple[str, Finding | None]:
 
 
 def _forget_peak() -> None:
-    """Set the peak of this process's memory to what it has now, where the system can."""
+    """Set the peak of this process's memory to its current size, where the system can."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 

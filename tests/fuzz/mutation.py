@@ -38,7 +38,7 @@ class Mutator:
         """Inputs with new outcomes."""
 
     def outcome(self, data: bytes, said: str) -> None:
-        """Note what became of an input."""
+        """Note the outcome of an input."""
         kind = said if said.startswith("state") else _DIGITS.sub("*", said[:200])
         if kind not in self._seen and len(self._pool) < POOL_MAX and len(data) <= SIZE_MAX:
             self._seen.add(kind)

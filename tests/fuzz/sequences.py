@@ -36,7 +36,7 @@ from tests.unit.transport.session_pair import Taker
 RECORDS_MAX = 64
 HEAD_BYTES_MAX = 2**18
 """A longer head of a request does not reach the application: the server reads at most so much at a
-time, and refuses what is incomplete then."""
+time, and refuses a head that is incomplete then."""
 HEAD = struct.Struct("<BQQH")
 """A frame of a session: type, number, acknowledged number, length of the body."""
 FRAME = struct.Struct(f"<B{batch.HEADER_BYTES}sH")
@@ -122,7 +122,7 @@ async def _session(data: bytes) -> str:
     for _ in range(3):
         await asyncio.sleep(0)
     assert len(taken) < 100 * RECORDS_MAX, "frames answer frames without end"
-    got = sorted({str(one[0]) for one in receiver.got})
+    got = sorted({str(row[0]) for row in receiver.got})
     return f"{sorted(set(taken))} {got} {session.link.peer_lost_data} {session.outbox.writable}"
 
 
@@ -165,7 +165,7 @@ async def _endpoint(data: bytes) -> str:
             await asyncio.sleep(0)
         sessions = len(endpoint.incoming.by_name)
         assert sessions <= len(links), "more sessions than connections"
-        got = sorted({str(one[0]) for one in receiver.got})
+        got = sorted({str(row[0]) for row in receiver.got})
         return f"{sessions} {sorted(endpoint.dropped_frames)} {got}"
     finally:
         endpoint.close()

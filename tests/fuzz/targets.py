@@ -1,4 +1,4 @@
-"""What is fuzzed: each decoder of bytes or text that another process, a file or a store may send.
+"""The fuzzed code: each decoder of bytes or text that another process, a file or a store may send.
 
 A target takes any bytes. It may return, or raise one of the errors that its decoder declares.
 Anything else is a finding: another error, 50 ms of processor time, 32 MiB of memory. `seeds` are
@@ -114,7 +114,7 @@ def _bodies() -> tuple[bytes, ...]:
     membership = batch.MembershipFrame(node, gossip.encode(m.InitNack()))
     refused = batch.RefusedBody("another cluster", False)
     bodies = (hello, welcome, membership, refused)
-    return tuple(bytes((i,)) + batch.encode_body(one) for i, one in enumerate(bodies))
+    return tuple(bytes((i,)) + batch.encode_body(body) for i, body in enumerate(bodies))
 
 
 _BODIES: tuple[Callable[[bytes], object], ...] = (
@@ -133,9 +133,9 @@ def _body(data: bytes) -> None:
 _TAGS = tuple(CLASSES)
 
 
-def _plain(wanted: Any, depth: int = 0) -> Any:
+def _plain(declared: Any, depth: int = 0) -> Any:
     """Return a value of a type, as plain as can be."""
-    match msgspec.inspect.type_info(wanted) if depth == 0 else wanted:
+    match msgspec.inspect.type_info(declared) if depth == 0 else declared:
         case msgspec.inspect.DataclassType(fields=fields):
             return {f.encode_name: _plain(f.type, depth + 1) for f in fields}
         case msgspec.inspect.NamedTupleType(fields=fields):
@@ -229,11 +229,11 @@ _NODES = tuple(NodeId("10.0.0.1", 7355, uid) for uid in range(1, 4))
 
 
 def _tables() -> tuple[bytes, ...]:
-    """Tables as they travel, and what is compressed in them."""
+    """Tables as they travel, and the compressed parts in them."""
     numbered = [Home(str(n), _NODES[n % 3], (7 << 32) + n * 911) for n in range(40)]
     named = [Home(f"{n}~2", _NODES[n % 3], n + 1) for n in range(40)]
     packed = [pack_homes(homes, _NODES) for homes in ((), numbered[:1], numbered, named)]
-    return (*packed, *(zlib.decompress(one) for one in packed))
+    return (*packed, *(zlib.decompress(table) for table in packed))
 
 
 def _table(data: bytes) -> None:

@@ -44,7 +44,7 @@ def test_changed_seeds_raise_only_what_is_declared(target: Target, seed: int) ->
 
 @pytest.mark.parametrize("name", sorted(VALID))
 def test_seeds_reach_behind_the_first_check(name: str) -> None:
-    """Otherwise the fuzzer starts from what is refused at once."""
+    """Otherwise the fuzzer starts from inputs that are refused at once."""
     outcomes = [TARGETS[name](seed) for seed in TARGETS[name].seeds]
     assert sum(outcome != "" for outcome in outcomes) <= 1, outcomes
 
@@ -53,7 +53,7 @@ def test_every_file_of_the_corpus_has_a_target() -> None:
     assert {path.stem for path in corpus.FOLDER.glob("*.hex")} <= TARGETS.keys()
 
 
-# What the judge sees
+# Observations of the judge
 
 
 def target_of(run: object) -> Target:

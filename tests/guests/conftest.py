@@ -1,4 +1,4 @@
-"""Tests of this folder run on asyncio's loop and on uvloop, those of loops on every one."""
+"""Tests of this folder run on asyncio's loop and on uvloop, tests of loops on every loop."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
 def debugged() -> asyncio.AbstractEventLoop:
-    """asyncio's loop in debug mode: it refuses calls from a foreign thread, and what is no
-    callback."""
+    """asyncio's loop in debug mode: it refuses calls from a foreign thread, and arguments that are
+    no callbacks."""
     loop = asyncio.SelectorEventLoop()
     loop.set_debug(True)
     return loop

@@ -1,4 +1,4 @@
-"""anyio in handlers and beside the client: what its scopes promise for a task holds."""
+"""anyio in handlers and beside the client: the promises of its scopes for a task hold."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ class Worker(Entity):
 
     @handler
     async def group(self) -> list[int]:
-        found: list[int] = []
+        results: list[int] = []
         turn = [anyio.Event() for _ in range(4)]
 
         async def put(n: int) -> None:
             await turn[n + 1].wait()
-            found.append(n)
+            results.append(n)
             turn[n].set()
 
         async with anyio.create_task_group() as group:
             for n in range(3):
                 group.start_soon(put, n)
             turn[3].set()
-        return found
+        return results
 
     @handler
     async def group_fails(self) -> None:
@@ -192,10 +192,10 @@ async def test_scopes_around_asks() -> None:
         worker = client.ref(Worker, "a")
         with anyio.move_on_after(0):
             await worker.group()
-        found: list[object] = []
+        results: list[object] = []
 
         async def ask(n: int) -> None:
-            found.append(await client.ref(Worker, f"w{n}").moves_on())
+            results.append(await client.ref(Worker, f"w{n}").moves_on())
 
         async def fail() -> None:
             await worker.fails_after()
@@ -203,7 +203,7 @@ async def test_scopes_around_asks() -> None:
         async with anyio.create_task_group() as group:
             for n in range(10):
                 group.start_soon(ask, n)
-        assert found == [True] * 10
+        assert results == [True] * 10
         with pytest.raises(ExceptionGroup) as raised:
             async with anyio.create_task_group() as group:
                 group.start_soon(fail)

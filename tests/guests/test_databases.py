@@ -24,7 +24,7 @@ from tests.guests.nodes import served
 from tests.postgres_server import PostgresServer
 
 bus = ShardBus("databases")
-# What the handlers use, made by each test in its own loop.
+# The handlers' connections, made by each test in its own loop.
 engines: list[AsyncEngine] = []
 sessions: list[async_scoped_session[AsyncSession]] = []
 addresses: dict[str, str] = {}
@@ -61,7 +61,7 @@ class Account(Entity):
         row.amount += amount
         await session.flush()
         await asyncio.sleep(0)
-        assert {found.id for found in session.new | session.dirty} <= {self.context.entity_id}
+        assert {account.id for account in session.new | session.dirty} <= {self.context.entity_id}
         await session.commit()
         total = (await session.get_one(Row, self.context.entity_id)).amount
         await session.remove()

@@ -28,7 +28,7 @@ class Total:
 
 @bus.entity("tally", shards=8)
 class Tally(Entity):
-    """Does in its handlers what handlers of users do."""
+    """Does in its handlers the work of users' handlers."""
 
     state: Total
     free: ClassVar[asyncio.Event]

@@ -72,8 +72,8 @@ class WithHttpx(Entity):
     @handler
     async def hello(self) -> str:
         answer = await self.session.get(f"/hello/{self.context.entity_id}")
-        found: str = answer.raise_for_status().json()["hello"]
-        return found
+        name: str = answer.raise_for_status().json()["hello"]
+        return name
 
     @handler
     async def many(self) -> list[int]:
@@ -117,11 +117,11 @@ class WithAiohttp(Entity):
 
     @handler
     async def hello(self) -> str:
-        """aiohttp's own timeout asks for the current task, and cancels it."""
+        """aiohttp's own timeout reads the current task, and cancels it."""
         limit = aiohttp.ClientTimeout(total=PATIENCE_S)
         async with self.session.get(f"/hello/{self.context.entity_id}", timeout=limit) as answer:
-            found: str = (await answer.json())["hello"]
-        return found
+            name: str = (await answer.json())["hello"]
+        return name
 
     @handler
     async def many(self) -> list[int]:
@@ -207,8 +207,8 @@ async def test_a_service_of_aiohttp_uses_a_client() -> None:
         key = web.AppKey("shop", AsyncClient)
 
         async def connected(app: web.Application) -> AsyncIterator[None]:
-            async with AsyncClient(address, cluster=bus.name, timeout=PATIENCE_S) as own:
-                app[key] = own
+            async with AsyncClient(address, cluster=bus.name, timeout=PATIENCE_S) as inner:
+                app[key] = inner
                 yield
 
         async def ask(request: web.Request) -> web.Response:

@@ -1,4 +1,4 @@
-"""structlog and loguru: what one message binds to its context is in its own lines only."""
+"""structlog and loguru: the context that one message binds is in its own lines only."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ async def test_loguru_contextualizes_a_message() -> None:
 
 
 async def test_the_context_of_the_sender_does_not_reach_the_entity() -> None:
-    """Nor does an entity's reach its sender: what must travel is an argument."""
+    """Nor does an entity's reach its sender: a value that must travel is an argument."""
     async with served(bus) as client:
         bind_contextvars(user="sender")
         assert "user" not in await client.ref(Cart, "a").put("entity")

@@ -31,5 +31,5 @@ def test_every_library_is_imported_by_the_test_of_its_row() -> None:
 
 
 def test_every_test_of_this_folder_is_on_the_page() -> None:
-    own = {path.name for path in Path(__file__).parent.glob("test_*.py")} - {Path(__file__).name}
-    assert own == set(re.findall(r"tests/guests/(test_\w+\.py)", PAGE))
+    names = {path.name for path in Path(__file__).parent.glob("test_*.py")} - {Path(__file__).name}
+    assert names == set(re.findall(r"tests/guests/(test_\w+\.py)", PAGE))

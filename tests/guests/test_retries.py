@@ -103,7 +103,7 @@ async def test_an_ask_is_tried_again() -> None:
 
 
 async def test_an_ask_is_retried_in_a_function_of_ones_own() -> None:
-    """tenacity awaits only what a coroutine function returns, and an ask returns a future."""
+    """tenacity awaits only results of a coroutine function, and an ask returns a future."""
     async with served(bus) as client:
         again = AsyncRetrying(stop=stop_after_attempt(3), wait=wait_none())
 

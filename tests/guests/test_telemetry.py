@@ -148,8 +148,8 @@ async def test_a_scope_of_sentry_is_of_one_message() -> None:
 @pytest.mark.usefixtures("sentry")
 @pytest.mark.parametrize("how", ["report", "report_at_once"])
 async def test_tags_that_a_message_sets_stay_in_a_scope_of_the_entity_s_own(how: str) -> None:
-    """`isolation_scope` is what web frameworks open for a request; a handler opens its own. Without
-    one, sentry has one scope for the process."""
+    """`isolation_scope` is opened by web frameworks for each request; a handler opens its own.
+    Without one, sentry has one scope for the process."""
     async with served(bus) as client:
         with sentry_sdk.isolation_scope() as mine:
             mine.set_tag("user", "sender")

@@ -63,12 +63,12 @@ class Shelf(Entity):
 
     @handler
     def box(self, width: int) -> dict[str, Any]:
-        """A class of attrs is a handler's own; what travels is plain."""
+        """A class of attrs is a handler's own; the values that travel are plain."""
         return attrs.asdict(attrs.evolve(Box(width, label="b"), width=width + 1))
 
     @handler
     async def measure(self, readings: list[float]) -> float:
-        """numpy's scalars are values of a handler; what it keeps and answers is plain."""
+        """numpy's scalars are values of a handler; its state and its answers are plain."""
         values = np.asarray(readings, dtype=np.float64)
         self.state = Measured(int(values.size), float(values.mean()))
         await self.save()
@@ -76,7 +76,7 @@ class Shelf(Entity):
 
     @handler
     def scalar(self, kind: str) -> Any:
-        """Return what numpy makes, untyped."""
+        """Return numpy's value, untyped."""
         return np.dtype(kind).type(3)
 
     @handler
@@ -123,7 +123,7 @@ async def test_numpy_computes_in_a_handler() -> None:
 
 
 async def refused_or_plain(client: AsyncClient, name: str, *args: Any) -> Any:
-    """Return the answer, or the error that names what could not be sent."""
+    """Return the answer, or the error that names the value that could not be sent."""
     try:
         return await client.call("shelf", "a", name, *args)
     except EntityFailed as error:

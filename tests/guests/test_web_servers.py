@@ -108,11 +108,11 @@ async def answers(browser: httpx.AsyncClient, process: Any, log: Path) -> None:
 
 async def ends(process: Any, folder: Path, workers: int) -> None:
     """End the server once every worker has begun. The lifespan of each ends before its process."""
-    told = folder / "told"
-    await until(lambda: told.read_text().split() == ["begins"] * workers, "every worker")
+    told_file = folder / "told"
+    await until(lambda: told_file.read_text().split() == ["begins"] * workers, "every worker")
     process.send_signal(signal.SIGTERM)
     await until(lambda: process.poll() is not None, "the end of the server")
-    assert told.read_text().split()[workers:] == ["ends"] * workers
+    assert told_file.read_text().split()[workers:] == ["ends"] * workers
 
 
 @pytest.mark.parametrize("name", SERVERS)
@@ -137,8 +137,8 @@ async def test_the_page_under_a_server(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [name for name in SERVERS if "2" not in SERVERS[name]])
 async def test_a_node_inside_a_server(name: str, tmp_path: Path) -> None:
     text = next(b.text for b in blocks("docs/how-to/web.md") if b.language == "python")
-    own = settings()
-    inside = f"app.router.lifespan_context = lifespan(told, lambda: bus.run({own!r}))"
+    app_settings = settings()
+    inside = f"app.router.lifespan_context = lifespan(told, lambda: bus.run({app_settings!r}))"
     route = """
 @app.post("/here/{name}")
 async def order_here(name: str) -> int:
@@ -151,6 +151,6 @@ async def order_here(name: str) -> int:
         httpx.AsyncClient(base_url=url, timeout=60) as browser,
     ):
         await answers(browser, process, tmp_path / "log")
-        found = [(await browser.post(f"/here/{n}")).json() for n in range(20)]
-        assert found == [1] * 20, (tmp_path / "log").read_text()
+        greetings = [(await browser.post(f"/here/{n}")).json() for n in range(20)]
+        assert greetings == [1] * 20, (tmp_path / "log").read_text()
         await ends(process, tmp_path, 1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,8 @@ import shardbus.node.node
 import shardbus.routing.instance_sender
 from tests.loopback.nodes import Nodes
 from tests.loopback.redis_proxy import RedisProxy
+from tests.redis_cluster import RedisClusterServers
+from tests.replicas import Replicas
 from tests.waiting import PATIENCE_S
 
 
@@ -27,6 +31,33 @@ async def proxy(redis_url: str) -> AsyncIterator[RedisProxy]:
     port = int(redis_url.rpartition(":")[2].partition("/")[0])
     async with RedisProxy(port) as proxy:
         yield proxy
+
+
+@pytest.fixture
+async def replicas(tmp_path: Path) -> AsyncIterator[Replicas]:
+    """Three replicas of a store, which serve."""
+    replicas = Replicas(tmp_path, 3)
+    replicas.start()
+    await replicas.serving()
+    yield replicas
+    replicas.stop()
+
+
+@pytest.fixture(scope="module")
+def redis_masters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisClusterServers]:
+    """The servers of a Redis Cluster."""
+    with RedisClusterServers(tmp_path_factory.mktemp("cluster")) as servers:
+        asyncio.run(servers.form())
+        yield servers
+
+
+@pytest.fixture
+def empty_cluster(redis_masters: RedisClusterServers) -> RedisClusterServers:
+    """A Redis Cluster without keys."""
+    for master in redis_masters.masters:
+        with redis_masters.client(master) as client:
+            client.flushall()
+    return redis_masters
 
 
 @pytest.fixture(autouse=True)

@@ -74,10 +74,10 @@ class Nodes:
     ) -> Node:
         """Another node; waits until it is ready."""
         seeds = tuple(str(node.me.address) for node in self.all[:1])
-        own = NodeSettings(port=free_port(), gossip_port=free_port(), seeds=seeds, roles=roles)
-        own = replace(own, **self.own)
+        place = NodeSettings(port=free_port(), gossip_port=free_port(), seeds=seeds, roles=roles)
+        place = replace(place, **self.own)
         settings = Settings(
-            node=own,
+            node=place,
             cluster=self.cluster_settings,
             store=self.store,
             security=self.security,
@@ -122,26 +122,27 @@ class Nodes:
         await shutdown.leave(node, lambda text: None)
         await node.close()
 
-    async def client(self, *nodes: Node, timeout: float = PATIENCE_S, **own: Any) -> AsyncClient:
+    async def client(self, *nodes: Node, timeout: float = PATIENCE_S, **more: Any) -> AsyncClient:
         """A client that knows these nodes, or the first."""
-        given = nodes or self.all[:1]
-        addresses = [f"tcp://{node.me.address}" for node in given]
-        own = {"connect_timeout": PATIENCE_S} | own
-        client = AsyncClient(
-            *addresses, cluster=given[0].membership.cluster_name, timeout=timeout, **own
-        )
+        contacts = nodes or self.all[:1]
+        addresses = [f"tcp://{node.me.address}" for node in contacts]
+        more = {"connect_timeout": PATIENCE_S} | more
+        cluster = contacts[0].membership.cluster_name
+        client = AsyncClient(*addresses, cluster=cluster, timeout=timeout, **more)
         self._clients.append(client)
         return await client.__aenter__()
 
 
-def blocking_client(node: Node, **own: Any) -> Client:
+def blocking_client(node: Node, **options: Any) -> Client:
     """A blocking client of one node's cluster, for a thread of its own."""
     patient: dict[str, Any] = {"timeout": PATIENCE_S, "connect_timeout": PATIENCE_S}
-    return Client(f"tcp://{node.me.address}", cluster=node.membership.cluster_name, **patient | own)
+    return Client(
+        f"tcp://{node.me.address}", cluster=node.membership.cluster_name, **patient | options
+    )
 
 
 def ready(node: Node) -> bool:
-    """What /readyz says."""
+    """The answer of /readyz."""
     return all(check.ok for check in health.readiness(Administration(node)).values())
 
 
@@ -153,8 +154,8 @@ def http(node: Node) -> httpx.AsyncClient:
 
 def hosts(nodes: list[Node], entity_type: str) -> dict[str, list[Node]]:
     """Shard to the nodes that host it now."""
-    found: dict[str, list[Node]] = {}
+    by_shard: dict[str, list[Node]] = {}
     for node in nodes:
         for shard in node.regions[entity_type].host.shards:
-            found.setdefault(shard, []).append(node)
-    return found
+            by_shard.setdefault(shard, []).append(node)
+    return by_shard

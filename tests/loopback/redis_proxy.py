@@ -7,8 +7,8 @@ import contextlib
 
 
 class RedisProxy:
-    """Sits between the store and its server. It can hold what the connections of the moment send,
-    and lose answers."""
+    """Sits between the store and its server. It can hold the bytes that the present connections
+    send, and lose answers."""
 
     def __init__(self, target: int) -> None:
         self.target = target
@@ -37,8 +37,8 @@ class RedisProxy:
         return f"redis://127.0.0.1:{self.port}/{redis_url.rpartition('/')[2]}"
 
     async def release(self) -> None:
-        """Send what was held, as the connections that sent it would have, and wait for the server's
-        answers."""
+        """Send the held bytes, as the connections that sent it would have, and wait for the
+        server's answers."""
         held, self.held = self.held, []
         for writer, chunks in held:
             writer.write(b"".join(chunks))

@@ -25,7 +25,7 @@ BATCH = BATCH_WEIGHT_MAX // ENVELOPE_WEIGHT + 1
 
 
 class Application:
-    """Entities that wait for a gate, and what they were told."""
+    """Entities that wait for a gate, and the messages that they got."""
 
     def __init__(self) -> None:
         bus = self.bus = ShardBus("slow")
@@ -79,7 +79,7 @@ def queued(client: AsyncClient) -> int:
         for session in client._endpoint.sessions()
         if session.outbox.held is not None
     ]
-    return sum(len(run.ids) for one in held for run in one.runs)
+    return sum(len(run.ids) for ask_run in held for run in ask_run.runs)
 
 
 def mailbox(node: Node, entity_id: str) -> int:
@@ -172,20 +172,20 @@ async def test_an_ask_waits_behind_the_tells_of_its_sender(nodes: Nodes) -> None
     ref = client.ref(app.line, "a").within(PATIENCE_S)
     for number in range(3 * MAILBOX):
         ref.put.tell(number)
-    asked = asyncio.ensure_future(ref.ping())
+    answer = asyncio.ensure_future(ref.ping())
     await until(lambda: any(s.outbox.held for s in client._endpoint.sessions()), "no room")
     for number in range(3 * MAILBOX, 4 * MAILBOX):
         ref.put.tell(number)
     again = asyncio.ensure_future(ref.ping())
     app.gate.set()
-    await asked
+    await answer
     assert app.told["a"][: 3 * MAILBOX] == list(range(3 * MAILBOX))
     await again
     assert app.told["a"] == list(range(4 * MAILBOX))
 
 
 async def test_a_sender_that_flushes_and_leaves_loses_nothing(nodes: Nodes) -> None:
-    """What was acknowledged is behind the mailbox when the client ends."""
+    """Acknowledged messages are behind the mailbox when the client ends."""
     app = Application()
     node, client = await started(nodes, app, mailbox_patience=60.0)
     app.gate.clear()
@@ -297,7 +297,7 @@ async def test_all_mailboxes_together_have_a_bound_in_bytes(nodes: Nodes) -> Non
     await sender
     await client.flush()
     await until(lambda: sum(map(len, app.told.values())) == 5000, "every message")
-    assert all(told == list(range(10)) for told in app.told.values())
+    assert all(numbers == list(range(10)) for numbers in app.told.values())
     assert set(dropped(node)) == {"mailbox_full"}
     assert dropped(node)["mailbox_full"] == 1  # the ask
 
@@ -316,8 +316,8 @@ async def test_entities_that_wait_for_room_at_each_other_come_apart(nodes: Nodes
     a, b = homes.values()
     count = 20_000  # 20 MB: more than mailboxes and windows hold
     asks = [
-        client.ref(app.line, one).within(PATIENCE_S).chat(other, count)
-        for one, other in ((a, b), (b, a))
+        client.ref(app.line, page).within(PATIENCE_S).chat(other, count)
+        for page, other in ((a, b), (b, a))
     ]
     assert await asyncio.gather(*asks) == [count, count]
 
@@ -326,8 +326,8 @@ async def test_entities_that_wait_for_room_at_each_other_come_apart(nodes: Nodes
 
     await until(lambda: len(app.told[a]) + len(app.told[b]) + lost() == 2 * count, "every outcome")
     assert lost() > 0
-    for told in (app.told[a], app.told[b]):
-        assert told == sorted(set(told))
+    for numbers in (app.told[a], app.told[b]):
+        assert numbers == sorted(set(numbers))
 
 
 async def test_an_entity_that_tells_itself_more_than_it_has_room_for_goes_on(nodes: Nodes) -> None:

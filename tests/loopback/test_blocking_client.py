@@ -31,7 +31,7 @@ def application() -> tuple[ShardBus, type]:
 
     @bus.entity("page", shards=4)
     class Page(Entity):
-        """Writes down what it is sent."""
+        """Writes down its messages."""
 
         def __init__(self) -> None:
             self.seen: list[Any] = []

@@ -1,7 +1,7 @@
-"""Entities with a state in a real store that carry it when their shard moves, on real nodes: what
-is carried is what they had last, and where it is lost the store's state counts.
+"""Entities with a state in a real store that carry it when their shard moves, on real nodes: the
+carried state is their last state, and where it is lost the store's state counts.
 
-A move may lawfully lose what is carried. Then the entity starts by a message instead, which its
+A move may lawfully lose the carried state. Then the entity starts by a message instead, which its
 node counts, so that every comparison is exact."""
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ STILL = {"rebalance_interval": 3600.0, "retry_interval": 0.2}
 IDS = [str(n) for n in range(16)]
 SAVED, CHANGED, VIEWS = 10, 11, 3
 LAST = (CHANGED, VIEWS)
-"""What an entity has in memory: a state that it has not saved, and a number beside it."""
+"""The memory of an entity: a state that it has not saved, and a number beside it."""
 STORED = (SAVED, 0)
-"""What one has that starts from the store."""
+"""The memory of an entity that starts from the store."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Amount:
 
 
 class Tab(Entity):
-    """Stops when its gate opens. `stops`: those whose `on_stop` runs. `late`: what became of the
+    """Stops when its gate opens. `stops`: those whose `on_stop` runs. `late`: the outcome of the
     saves at its end."""
 
     state: Amount
@@ -130,8 +130,8 @@ def started(nodes: Iterable[Node], kind: str, cause: str) -> int:
 
 
 async def shown(node: Node, kind: str, ids: list[str]) -> dict[str, tuple[int, int]]:
-    found = await ask(node, kind, "show", ids)
-    return {i: tuple(one) for i, one in zip(ids, found, strict=True)}
+    answers = await ask(node, kind, "show", ids)
+    return {i: tuple(row) for i, row in zip(ids, answers, strict=True)}
 
 
 async def test_S3_80_they_have_what_they_had_last_also_those_that_live_within_others(
@@ -144,18 +144,18 @@ async def test_S3_80_they_have_what_they_had_last_also_those_that_live_within_ot
     before = {kind: started(rest, kind, "message") for kind in moving}
     await nodes.leave(first)
     for kind, ids in (("order", IDS), ("item", items(IDS))):
-        found = await shown(rest[0], kind, ids)
-        lost = {i for i, one in found.items() if one != LAST}
+        shown_orders = await shown(rest[0], kind, ids)
+        lost = {i for i, order in shown_orders.items() if order != LAST}
         assert lost <= moving[kind]
-        assert all(found[i] == STORED for i in lost), "neither is older than the store's"
+        assert all(shown_orders[i] == STORED for i in lost), "neither is older than the store's"
         assert started(rest, kind, "message") - before[kind] == len(lost)
     orders, within = running(rest[0], "order"), running(rest[0], "item")
     assert within == set(items(orders)), "both have moved to the same home"
     await ask(rest[0], "order", "write", IDS, 20)
     await crash(nodes, rest[1])
     await gone(rest[1], rest[:1])
-    found = await shown(rest[0], "order", IDS)
-    assert {value for value, _ in found.values()} == {20}, "it saves as any other activation"
+    shown_orders = await shown(rest[0], "order", IDS)
+    assert {value for value, _ in shown_orders.values()} == {20}, "it saves as any other activation"
 
 
 async def test_S3_80_the_old_home_dies_while_it_stops_them(nodes: Nodes) -> None:
@@ -172,9 +172,11 @@ async def test_S3_80_the_old_home_dies_while_it_stops_them(nodes: Nodes) -> None
     await gone(first, rest)
     Tab.gate.set()
     for kind, ids in (("order", IDS), ("item", items(IDS))):
-        found = await shown(rest[0], kind, ids)
+        orders = await shown(rest[0], kind, ids)
         dead = {i for i in ids if i.partition("/")[0] in moving}
-        assert {i: one for i, one in found.items() if one != LAST} == dict.fromkeys(dead, STORED)
+        assert {i: order for i, order in orders.items() if order != LAST} == dict.fromkeys(
+            dead, STORED
+        )
         assert started(rest, kind, "carried") == 0
 
 
@@ -188,9 +190,9 @@ async def test_S3_80_the_new_home_dies_with_what_it_got(nodes: Nodes) -> None:
     came = running(third, "order") - stays
     await crash(nodes, second)
     await gone(second, [third])
-    found = await shown(third, "order", IDS)
-    assert {i for i, one in found.items() if one == LAST} == stays | came
-    assert {one for one in found.values() if one != LAST} <= {STORED}
+    orders = await shown(third, "order", IDS)
+    assert {i for i, order in orders.items() if order == LAST} == stays | came
+    assert {order for order in orders.values() if order != LAST} <= {STORED}
 
 
 async def test_S3_80_one_that_is_cut_off_carries_nothing_and_saves_no_more(nodes: Nodes) -> None:
@@ -201,8 +203,8 @@ async def test_S3_80_one_that_is_cut_off_carries_nothing_and_saves_no_more(nodes
     Tab.gate.clear()
     leaving = asyncio.ensure_future(nodes.leave(first))
     await until(lambda: set(items(moving)) <= set(Tab.stops), "items that stop")
-    found = await shown(second, "order", sorted(moving))
-    assert found == dict.fromkeys(moving, STORED)
+    orders = await shown(second, "order", sorted(moving))
+    assert orders == dict.fromkeys(moving, STORED)
     await ask(second, "order", "write", sorted(moving), 20)
     Tab.gate.set()
     await leaving

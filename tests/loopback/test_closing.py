@@ -1,4 +1,4 @@
-"""A client that closes: what it told gets the time to arrive, and that time has an end."""
+"""A client that closes: its messages get the time to arrive, and that time has an end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ told: list[int] = []
 
 @bus.entity("line", shards=4)
 class Line(Entity):
-    """Writes down what it is told."""
+    """Writes down its messages."""
 
     @handler
     def put(self, number: int, payload: bytes) -> None:

@@ -39,7 +39,7 @@ from tests.waiting import PATIENCE_S
 
 @dataclass
 class Process:
-    """What a process has besides its cluster thread: a ROUTER port and a store."""
+    """The company of a cluster thread in its process: a ROUTER port and a store."""
 
     lab: Lab
     listener: socket.socket
@@ -350,10 +350,10 @@ async def test_a_probe_is_not_misled_by_whoever_answers_what_is_no_frame(
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     router, prober, port = context.socket(zmq.ROUTER), make_prober(), free_port()
     router.bind(f"tcp://127.0.0.1:{port}")
-    asked = Reader(loop, router, lambda parts: router.send_multipart([parts[0], *answer]))
-    asked.start()
+    reader = Reader(loop, router, lambda parts: router.send_multipart([parts[0], *answer]))
+    reader.start()
     assert await prober.probe(NodeId("127.0.0.1", port, 7)) is ProbeOutcome.OPEN
     assert failures == []
-    asked.close()
+    reader.close()
     prober.close()
     context.destroy(0)

@@ -1,6 +1,6 @@
-"""Whatever code of an application raises on a real node, it costs its own message and at most its
+"""An error of an application on a real node costs its own message and at most its
 own entity: the neighbours of the same turn are answered, the asker gets an error, the entity takes
-its next message, a told message is counted and reported, and the account of messages is exact."""
+its next message, a failed tell is counted and reported, and the account of messages is exact."""
 
 from __future__ import annotations
 
@@ -346,15 +346,15 @@ async def test_a_filter_of_the_log_that_raises_costs_nothing(
     node, client = pair
     root, fails = logging.getLogger(), Raises()
     handlers = [*root.handlers]
-    for one in handlers:
-        one.addFilter(fails)
+    for output in handlers:
+        output.addFilter(fails)
     try:
         for method in ("plain", "waits"):
             error, *others = await in_one_turn(client, "page", f"log:{method}", method, "plain")
             assert error.type == "ValueError"
             assert others == [1] * OTHERS
     finally:
-        for one in handlers:
-            one.removeFilter(fails)
+        for output in handlers:
+            output.removeFilter(fails)
     await balanced(node)
     assert "a line of the log was lost" in capsys.readouterr().err

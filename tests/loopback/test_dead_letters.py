@@ -73,7 +73,9 @@ def operator(node: Node, token: str = TOKEN) -> httpx.AsyncClient:
 
 def letters(*nodes: Node) -> Counter[tuple[str, str]]:
     """The letters that the nodes have, by reason and method."""
-    return Counter((one.reason, one.method) for node in nodes for one in node.records.letters)
+    return Counter(
+        (letter.reason, letter.method) for node in nodes for letter in node.records.letters
+    )
 
 
 def dropped(*nodes: Node) -> Counter[str]:
@@ -104,32 +106,32 @@ async def test_every_drop_of_an_entity_is_a_letter_and_none_has_its_body_by_defa
     pair = await nodes.cluster(bus, 2)
     client = await nodes.client()
     await drop_some(client, *pair)
-    found = letters(*pair)
-    assert Counter(reason for reason, _ in found.elements()) == dropped(*pair)
+    by_reason = letters(*pair)
+    assert Counter(reason for reason, _ in by_reason.elements()) == dropped(*pair)
     assert dropped(*pair) == {"failed": 2, "rejected": 1, "schema": 2, "unhandled": 2}
     async with operator(pair[1]) as http:
         page = (await http.get("/v1/dead-letters")).json()
         assert len(page["letters"]) == 7
         assert page["silent"] == []
         assert page["more"] is False
-        assert {one["kept"] for one in page["letters"]} == {False}
-        ages = [one["at"] for one in page["letters"]]
+        assert {letter["kept"] for letter in page["letters"]} == {False}
+        ages = [letter["at"] for letter in page["letters"]]
         assert ages == sorted(ages, reverse=True)
-        one = next(one for one in page["letters"] if one["entity"] == "a")
-        assert (one["type"], one["reason"], one["method"]) == ("line", "failed", "add")
-        assert one["bytes"] > 0
-        assert one["sender"] == client._endpoint.name
-        told = {one["entity"] for one in page["letters"] if not one["answered"]}
-        assert told == set("abcdef")
+        letter = next(letter for letter in page["letters"] if letter["entity"] == "a")
+        assert (letter["type"], letter["reason"], letter["method"]) == ("line", "failed", "add")
+        assert letter["bytes"] > 0
+        assert letter["sender"] == client._endpoint.name
+        tells = {letter["entity"] for letter in page["letters"] if not letter["answered"]}
+        assert tells == set("abcdef")
         few = (await http.get("/v1/dead-letters?type=line&reason=schema&since=600")).json()
-        assert sorted(one["entity"] for one in few["letters"]) == ["d", "g"]
+        assert sorted(letter["entity"] for letter in few["letters"]) == ["d", "g"]
         first = (await http.get("/v1/dead-letters?limit=2")).json()
         assert first["letters"] == page["letters"][:2]
         assert first["more"] is True
         refused = await http.post("/v1/dead-letters/replay?type=line")
         assert refused.status_code == 409
         assert "body was not kept" in refused.json()["error"]["message"]
-    assert letters(*pair) == found
+    assert letters(*pair) == by_reason
 
 
 async def test_an_operator_sends_letters_again_each_once(
@@ -142,7 +144,7 @@ async def test_an_operator_sends_letters_again_each_once(
     failing.clear()
     async with operator(pair[0]) as http:
         dry = (await http.post("/v1/dead-letters/replay?reason=failed&dry_run=true")).json()
-        assert {one["entity"] for one in dry["letters"]} == {"a", "b"}
+        assert {letter["entity"] for letter in dry["letters"]} == {"a", "b"}
         assert dry["sent"] == 0
         assert heard == []
         with caplog.at_level(logging.WARNING, "shardbus.node"):
@@ -166,16 +168,16 @@ async def test_a_filter_leaves_out_what_was_answered_and_a_name_does_not(nodes: 
     await drop_some(client, node)
     async with operator(node) as http:
         some = (await http.post("/v1/dead-letters/replay?reason=schema&dry_run=true")).json()
-        assert [one["entity"] for one in some["letters"]] == ["d"]
+        assert [letter["entity"] for letter in some["letters"]] == ["d"]
         query = "reason=schema&answered=true&dry_run=true"
         both = (await http.post(f"/v1/dead-letters/replay?{query}")).json()
-        assert [one["entity"] for one in both["letters"]] == ["d", "g"]
-        asked = both["letters"][1]["id"]
-        done = (await http.post(f"/v1/dead-letters/replay?id={asked}")).json()
+        assert [letter["entity"] for letter in both["letters"]] == ["d", "g"]
+        ask_id = both["letters"][1]["id"]
+        done = (await http.post(f"/v1/dead-letters/replay?id={ask_id}")).json()
         assert done["sent"] == 1
         await until(lambda: dropped(node)["schema"] == 3, "the drop of the replayed message")
     assert letters(node)["schema", "add"] == 2, "the replayed one has left, and is dropped again"
-    assert [one.sender for one in node.records.letters][-1] == str(node.me)
+    assert [letter.sender for letter in node.records.letters][-1] == str(node.me)
 
 
 async def test_a_replay_is_bounded_and_takes_the_oldest(nodes: Nodes) -> None:
@@ -248,7 +250,7 @@ async def test_messages_of_an_unknown_type_are_listed_and_never_replayed(nodes: 
     await until(lambda: bool(letters(node)), "the letter")
     async with operator(node) as http:
         page = (await http.get("/v1/dead-letters?type=ghost")).json()
-        assert [(one["reason"], one["entity"]) for one in page["letters"]] == [
+        assert [(letter["reason"], letter["entity"]) for letter in page["letters"]] == [
             ("unknown_type", "x\x1b[31m")
         ]
         refused = await http.post(f"/v1/dead-letters/replay?id={page['letters'][0]['id']}")

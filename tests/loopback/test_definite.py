@@ -1,4 +1,4 @@
-"""Whether a handler has begun, over real sockets: the asker learns it from the host, also where the
+"""Whether a handler has begun, over real sockets: the host reports it to the asker, also where the
 message has moved to another node meanwhile."""
 
 from __future__ import annotations

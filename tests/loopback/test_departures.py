@@ -1,5 +1,5 @@
-"""A node that leaves ends before what it passes on has arrived: nothing of it comes behind what was
-sent later, and its senders hear of what nobody has acknowledged."""
+"""A node that leaves ends before its forwarded messages have arrived: nothing of it comes behind
+later messages, and its senders get reports of unacknowledged messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.waiting import turns, until
 
 
 class Application:
-    """What entities were told, on all nodes."""
+    """The messages that entities got, on all nodes."""
 
     def __init__(self) -> None:
         bus = self.bus = ShardBus("leaving")
@@ -48,7 +48,7 @@ def inbound(node: Node, tag: NodeId) -> Session:
 
 
 class Wall:
-    """What one node hears of another, on both connections between them, it hears late or never."""
+    """Delay or drop the frames from one node to another, on both connections between them."""
 
     def __init__(self, at: Node, of: Node) -> None:
         self.frames: list[tuple[bytes, bytes, bytes]] = []
@@ -62,8 +62,8 @@ class Wall:
         link._start_probing = lambda: None  # type: ignore[method-assign]
 
     def _on_frame(self, identity: bytes, head: bytes, body: bytes) -> None:
-        found = self._at.endpoint.incoming._by_identity.get(identity)
-        if found is not None and found.session is self._session:
+        session = self._at.endpoint.incoming._by_identity.get(identity)
+        if session is not None and session.session is self._session:
             self.frames.append((identity, head, body))
         else:
             self._take(identity, head, body)
@@ -74,8 +74,8 @@ class Wall:
 
 
 class Leaving:
-    """The older home leaves with a message for an entity that another node has by then. What it
-    passes on is held up from then on, and once it is `held`, its time is over."""
+    """The older home leaves with a message for an entity that another node has by then. Its
+    forwarded messages are held up from then on, and once it is `held`, its time is over."""
 
     def __init__(self, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
         self.nodes, self.app = nodes, Application()
@@ -196,7 +196,7 @@ async def test_a_notice_about_a_member_is_ignored(nodes: Nodes) -> None:
 async def test_a_client_that_closes_its_session_to_a_leaving_node_sends_no_notice(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The node still passes on what others have sent."""
+    """The node still passes on others' messages."""
     world = Leaving(nodes, monkeypatch)
     await world.start(by_node=True)
     await until(lambda: world.client.contact == world.stays.me, "a contact that stays")

@@ -115,18 +115,18 @@ async def test_the_address_of_a_dead_node_is_removed() -> None:
     store = MemoryStore(data)
     await store.start()
     await contact_registry.add(store, "10.9.9.9:7355 4")
-    found: list[tuple[Address, ...]] = []
+    published: list[tuple[Address, ...]] = []
 
     def look(contacts: tuple[Address, ...]) -> bool:
-        found.append(contacts)
+        published.append(contacts)
         return True
 
     quick = ClusterSettings(discovery_interval=0.01, founding_claim=1.0)
     me = Address("127.0.0.1", 7355)
     discovery = Discovery(SeedList(store=True), me, store, quick, look)
     discovery.start()
-    await until(lambda: bool(found) and found[-1] == (me,), "only the living")
-    assert found[0] == (Address("10.9.9.9", 7355), me)
+    await until(lambda: bool(published) and published[-1] == (me,), "only the living")
+    assert published[0] == (Address("10.9.9.9", 7355), me)
     left = await contact_registry.entries(store)
     assert {address_in(entry) for entry in left} == {me}
     await discovery.close()
@@ -135,7 +135,7 @@ async def test_the_address_of_a_dead_node_is_removed() -> None:
 
 async def test_every_address_of_a_name_is_a_contact() -> None:
     answers = [("10.0.0.2", "10.0.0.1"), OSError("no such name"), ("10.0.0.3",)]
-    found: list[tuple[Address, ...]] = []
+    published: list[tuple[Address, ...]] = []
 
     def look_up(name: str) -> tuple[str, ...]:
         assert name == "shop"
@@ -145,7 +145,7 @@ async def test_every_address_of_a_name_is_a_contact() -> None:
         return answer
 
     def look(contacts: tuple[Address, ...]) -> bool:
-        found.append(contacts)
+        published.append(contacts)
         return True
 
     seeds = SeedList(names=(DnsName("shop"),))
@@ -154,9 +154,9 @@ async def test_every_address_of_a_name_is_a_contact() -> None:
     await store.start()
     discovery = Discovery(seeds, me, store, quick, look, look_up)
     discovery.start()
-    wanted = (Address("10.0.0.3", 7355),)
-    await until(lambda: bool(found) and found[-1] == wanted, "the new address")
-    assert found[0] == (Address("10.0.0.1", 7355), Address("10.0.0.2", 7355))
+    expected = (Address("10.0.0.3", 7355),)
+    await until(lambda: bool(published) and published[-1] == expected, "the new address")
+    assert published[0] == (Address("10.0.0.1", 7355), Address("10.0.0.2", 7355))
     assert not await contact_registry.entries(store), "registered, though nobody reads it"
     await discovery.close()
 
@@ -168,10 +168,10 @@ async def test_a_store_that_does_not_answer_reports_no_contacts(
         async def page_remembered(self, *args: object) -> tuple[list[str], str | None]:
             raise StoreUnavailable("no answer", definite=False)
 
-    found: list[tuple[Address, ...]] = []
+    published: list[tuple[Address, ...]] = []
 
     def look(contacts: tuple[Address, ...]) -> bool:
-        found.append(contacts)
+        published.append(contacts)
         return True
 
     quick = ClusterSettings(discovery_interval=0.01, founding_claim=1.0)
@@ -180,5 +180,5 @@ async def test_a_store_that_does_not_answer_reports_no_contacts(
     discovery = Discovery(SeedList(store=True), Address("h", 1), store, quick, look)
     discovery.start()
     await until(lambda: "looking for contacts failed" in caplog.text, "the warning")
-    assert not found
+    assert not published
     await discovery.close()

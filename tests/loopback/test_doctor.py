@@ -1,4 +1,4 @@
-"""The doctor looks at real nodes over HTTP: it is silent, and finds what a test plants."""
+"""The doctor looks at real nodes over HTTP: it is silent, and finds each planted fault."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.loopback.nodes import Nodes
 from tests.waiting import until
 
 STARVED = {"late", "lagging"}
-"""Findings that tell how busy the machine is."""
+"""Findings that depend on how busy the machine is."""
 WAITING = 300
 
 
@@ -36,12 +36,15 @@ async def http_of(node: Node) -> AsyncIterator[NodeHttp]:
         await server.stop()
 
 
-async def found(asked: NodeHttp) -> dict[str, list[tuple[str, str]]]:
-    """What is wrong, by check: the groups and the subjects."""
-    picture = await asyncio.to_thread(doctor.look, asked, None)
+async def found(http: NodeHttp) -> dict[str, list[tuple[str, str]]]:
+    """The faults, by check: the groups and the subjects."""
+    picture = await asyncio.to_thread(doctor.look, http, None)
     every = [*findings(picture), *warning_signs(picture)]
-    checks = {one.check: None for one in every if one.check not in STARVED}
-    return {name: [(one.of, one.subject) for one in every if one.check == name] for name in checks}
+    checks = {finding.check: None for finding in every if finding.check not in STARVED}
+    return {
+        name: [(finding.of, finding.subject) for finding in every if finding.check == name]
+        for name in checks
+    }
 
 
 async def test_a_healthy_cluster_is_silent_and_a_held_entity_is_named(nodes: Nodes) -> None:
@@ -56,10 +59,10 @@ async def test_a_healthy_cluster_is_silent_and_a_held_entity_is_named(nodes: Nod
 
     first, second = await nodes.cluster(bus, 2)
     await asyncio.gather(*(first.ref(Page, f"page-{i}").put(0) for i in range(60)))
-    async with http_of(second) as asked:
+    async with http_of(second) as http:
 
         async def nothing() -> bool:
-            return await found(asked) == {}
+            return await found(http) == {}
 
         await until(nothing, "silence")
         held = [asyncio.ensure_future(first.ref(Page, "held").put(1))]
@@ -68,13 +71,13 @@ async def test_a_healthy_cluster_is_silent_and_a_held_entity_is_named(nodes: Nod
         page = ("page", "held")
 
         async def named() -> bool:
-            return await found(asked) == {"backlog": [page], "hot-entity": [page]}
+            return await found(http) == {"backlog": [page], "hot-entity": [page]}
 
         await until(named, "the backlog to be found")
         gate.set()
         await asyncio.gather(*held)
 
         async def forgotten() -> bool:
-            return "backlog" not in await found(asked)
+            return "backlog" not in await found(http)
 
         await until(forgotten, "an end of the backlog")

@@ -1,4 +1,4 @@
-"""`bus.run`: a node in the event loop of an application, which keeps what is its own."""
+"""`bus.run`: a node in the event loop of an application, which keeps its own loop and signals."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def counter(bus: ShardBus, entity_id: str = "a") -> Any:
 
 async def test_an_application_runs_a_node_and_keeps_what_is_its_own() -> None:
     bus = application()
-    own = (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), gc.get_threshold())
+    before = (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), gc.get_threshold())
     async with asyncio.timeout(PATIENCE_S), bus.run(settings()) as node:
         assert node.running
         assert bus.runs
@@ -68,7 +68,7 @@ async def test_an_application_runs_a_node_and_keeps_what_is_its_own() -> None:
             page = await client.get(f"{node.http_url}/readyz")
         assert page.json()["status"] == "ok"
         now = (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
-        assert (*now, gc.get_threshold()) == own
+        assert (*now, gc.get_threshold()) == before
     assert node.reason == "left"
     assert not node.running
     assert not bus.runs
@@ -122,16 +122,16 @@ async def test_what_keeps_a_node_from_starting_is_raised_and_leaves_nothing_open
         bus.run({"node.prot": 1})
     with pytest.raises(ConfigError, match="insecure"):
         bus.run(settings(node__host="0.0.0.0", node__advertise="127.0.0.1"))
-    own = settings()
-    async with bus.run(own):
-        late = application().run(own)
+    node_settings = settings()
+    async with bus.run(node_settings):
+        late = application().run(node_settings)
         with pytest.raises(ConfigError, match="cannot listen"):
             await late.start()
         assert not await late.stop()
     with pytest.raises(StoreUnavailable):
-        await bus.run({**own, "store.url": "redis://127.0.0.1:1/0"}).start()
+        await bus.run({**node_settings, "store.url": "redis://127.0.0.1:1/0"}).start()
     assert not bus.runs
-    async with bus.run(own):
+    async with bus.run(node_settings):
         assert await counter(bus).add() == 1, "its ports are free again"
 
 
@@ -309,13 +309,13 @@ async def test_an_ask_that_waits_for_a_home_ends_with_its_node() -> None:
 
 async def test_a_start_that_is_cancelled_closes_what_it_has_opened() -> None:
     bus = application()
-    own = settings(**{"cluster.min_members": 2})
-    starting = asyncio.ensure_future(bus.run(own).start())
+    node_settings = settings(**{"cluster.min_members": 2})
+    starting = asyncio.ensure_future(bus.run(node_settings).start())
     await until(lambda: bus.runs, "the node that waits for another one")
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
     assert not bus.runs
-    del own["cluster.min_members"]
-    async with bus.run(own):
+    del node_settings["cluster.min_members"]
+    async with bus.run(node_settings):
         assert await counter(bus).add() == 1

@@ -1,4 +1,4 @@
-"""A real node watches its entities for a moment: at work on what, and waiting for what."""
+"""A real node watches its entities for a moment: their work, and their waits."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def seen(node: Node, entity_id: str) -> EntityFigures:
 
 
 async def still(node: Node, entity_id: str) -> EntityFigures:
-    """What is seen of an entity that has come to the place where it waits."""
+    """The look at an entity that has come to the place where it waits."""
     figures: list[EntityFigures] = []
 
     async def rests() -> bool:
@@ -97,7 +97,7 @@ async def test_N21_a_home_sees_what_a_handler_waits_for() -> None:
         assert (idle.handlers[0].about, idle.sampled, idle.shard_part) == ("get", 1, 1.0)
         assert idle.store.loads.count == 1
 
-        asked = [
+        sending = [
             node.ref(Page, "own").wait(),
             node.ref(Page, "asks").reach("own"),
             node.ref(Page, "saves").add(),
@@ -106,10 +106,18 @@ async def test_N21_a_home_sees_what_a_handler_waits_for() -> None:
         try:
             ids = ("own", "asks", "saves", "thread")
             await until(lambda: all(i in host.active and host.active[i].task for i in ids), "work")
-            own, asks, saves, thread = [await still(node, i) for i in ids]
-            assert (own.method, own.busy, own.moved, own.waits) == ("wait", LOOKS, False, {})
-            assert "in wait" in own.stack[0]
-            assert (own.mailbox, own.mailbox_max) == (1, node.regions["page"].settings.mailbox)
+            waiter, asks, saves, thread = [await still(node, i) for i in ids]
+            assert (waiter.method, waiter.busy, waiter.moved, waiter.waits) == (
+                "wait",
+                LOOKS,
+                False,
+                {},
+            )
+            assert "in wait" in waiter.stack[0]
+            assert (waiter.mailbox, waiter.mailbox_max) == (
+                1,
+                node.regions["page"].settings.mailbox,
+            )
             assert (asks.method, asks.waits) == ("reach", {"page 'own'": LOOKS})
             assert (saves.method, saves.waits) == ("add", {"store": LOOKS})
             assert saves.store.save_under_way > 0.0
@@ -117,9 +125,9 @@ async def test_N21_a_home_sees_what_a_handler_waits_for() -> None:
         finally:  # a thread that waits would keep this process from ending
             for gate in (Page.gate, HeldStore.gate, Page.thread_gate):
                 gate.set()
-        await asyncio.gather(*asked)
+        await asyncio.gather(*sending)
         after = await seen(node, "saves")
         assert (after.busy, after.store.saves.count, after.store.save_under_way) == (0, 1, 0.0)
-        assert [one.about for one in after.handlers] == ["add"]
+        assert [watched.about for watched in after.handlers] == ["add"]
         assert (after.store.saves.count, after.store.loads.count) == (1, 5)
         assert after.store.all.count >= 6

@@ -29,7 +29,7 @@ MESSAGES = 300
 
 
 class Application:
-    """Types whose entities note what they got; the numbers are handlers, too, for texts."""
+    """Types whose entities note their messages; the numbers are handlers, too, for texts."""
 
     def __init__(self) -> None:
         self.bus, self.gate = ShardBus("shop"), asyncio.Event()
@@ -178,10 +178,10 @@ async def test_a_fresh_client_sends_to_an_instance_in_order(nodes: Nodes, policy
     ]
     await in_tasks(lambda i: ways[i % len(ways)](i))
     await client.flush()
-    found = await client.to("all").call("quote", "a", "read")
-    for got in found.values():
+    answers = await client.to("all").call("quote", "a", "read")
+    for got in answers.values():
         assert got == sorted(got)
-    assert sum(map(len, found.values())) == MESSAGES * (2 if policy == "all" else 1)
+    assert sum(map(len, answers.values())) == MESSAGES * (2 if policy == "all" else 1)
 
 
 async def test_code_inside_a_node_sends_in_order_from_its_first_message(nodes: Nodes) -> None:
@@ -251,12 +251,12 @@ async def test_a_message_that_waited_for_its_type_belongs_to_the_span_of_its_sen
     kept.clear()
     with a_trace():
         client.cast("log", "a", "mark", 1)
-        asked = client.call("log", "a", "mark", 2)
+        mark = client.call("log", "a", "mark", 2)
     client.cast("log", "a", "mark", 3)  # under no span
-    await asked
+    await mark
     await client.flush()
-    [work], [told], [call] = (kept.named(name) for name in ("work", "tell log", "ask log"))
-    assert spans.parent_of(told) == spans.parent_of(call) == spans.id_of(work)
+    [work], [tell_span], [call] = (kept.named(name) for name in ("work", "tell log", "ask log"))
+    assert spans.parent_of(tell_span) == spans.parent_of(call) == spans.id_of(work)
 
 
 HELD: dict[str, Callable[[AsyncClient, Application, bytes], Any]] = {

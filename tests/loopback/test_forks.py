@@ -1,4 +1,4 @@
-"""In a child of a fork what the parent made refuses, and says what to do; the parent goes on, and a
+"""In a child of a fork the parent's objects refuse, with advice; the parent goes on, and a
 client that the child makes itself works."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ async def nodes() -> AsyncIterator[Nodes]:
 
 
 def in_child(what: Callable[[], Any]) -> tuple[int, int]:
-    """Fork, and do it there; the child's id, and where it writes what came of it."""
+    """Fork, and do it there; the child's id, and the file of its outcome."""
     reading, writing = os.pipe()
     child = os.fork()
     if child:
@@ -56,7 +56,7 @@ def in_child(what: Callable[[], Any]) -> tuple[int, int]:
 
 
 async def outcome(child: int, reading: int) -> str:
-    """What the child wrote, once it has ended."""
+    """The child's output, once it has ended."""
 
     def read() -> str:
         with os.fdopen(reading, "rb") as pipe:
@@ -130,10 +130,10 @@ async def test_a_blocking_client_refuses_in_a_child_and_its_block_can_be_left(
             assert ref.add(1) == 102
             return said
 
-    *refused, left, own = await asyncio.to_thread(work)
+    *refused, left, child_answer = await asyncio.to_thread(work)
     assert all(SAYS in said for said in refused)
     assert left == "None"
-    assert own == "101"
+    assert child_answer == "101"
 
 
 def with_own(address: str) -> int:

@@ -24,7 +24,7 @@ LANE = 1_000_000
 
 
 class Application:
-    """Slow entities, which wait for a gate, and what they were told by whom."""
+    """Slow entities, which wait for a gate, and their messages by sender."""
 
     def __init__(self, **slow: Any) -> None:
         bus = self.bus = ShardBus("full")
@@ -88,11 +88,11 @@ def mailbox(node: Node, entity_id: str) -> int:
 
 
 def dropped(*nodes: Node) -> dict[str, int]:
-    found: dict[str, int] = {}
+    by_reason: dict[str, int] = {}
     for node in nodes:
         for reason, count in node.regions["slow"].host.counts.dropped.items():
-            found[reason] = found.get(reason, 0) + count
-    return found
+            by_reason[reason] = by_reason.get(reason, 0) + count
+    return by_reason
 
 
 async def test_other_types_and_other_entities_of_a_node_are_served(nodes: Nodes) -> None:
@@ -108,7 +108,7 @@ async def test_other_types_and_other_entities_of_a_node_are_served(nodes: Nodes)
                 await asyncio.sleep(0)
 
     floods = [asyncio.ensure_future(flood(entity_id)) for entity_id in slow]
-    await until(lambda: all(mailbox(node, one) > MAILBOX for one in slow), "full mailboxes")
+    await until(lambda: all(mailbox(node, slow_id) > MAILBOX for slow_id in slow), "full mailboxes")
     for number in range(50):
         assert await client.ref(app.fast, f"f-{number}").hello() == f"f-{number}"
         assert await client.ref(app.slow, f"other-{number}").where()
@@ -126,13 +126,13 @@ async def test_a_thread_that_tells_a_full_entity_waits_and_other_threads_go_on(
 ) -> None:
     app = Application()
     node = await nodes.start(app.bus, mailbox=MAILBOX, mailbox_patience=60.0)
-    loop, count, told = asyncio.get_running_loop(), 100 * MAILBOX, list[int]()
+    loop, count, tells = asyncio.get_running_loop(), 100 * MAILBOX, list[int]()
 
     def flood(client: Client) -> None:
         ref = client.ref(app.slow, "a")
         for number in range(count):
             ref.put.tell(number, bytes(1000))
-            told.append(number)
+            tells.append(number)
 
     def ask(client: Client) -> list[str]:
         for number in range(20):
@@ -145,7 +145,7 @@ async def test_a_thread_that_tells_a_full_entity_waits_and_other_threads_go_on(
         flooded = loop.run_in_executor(None, flood, client)
         await until(lambda: client._bridge._full, "a thread that waits")
         assert await loop.run_in_executor(None, ask, client) == [f"f-{n}" for n in range(20)]
-        assert len(told) < count
+        assert len(tells) < count
         with pytest.raises(BufferFull):
             client.ref(app.slow, "a").put.tell_nowait(0)
         app.gate.set()
@@ -169,9 +169,9 @@ async def test_a_flood_of_asks_is_refused_and_holds_up_nothing(nodes: Nodes) -> 
     assert await client.ref(app.fast, "f").hello() == "f"
     app.gate.set()
     outcomes = await asyncio.gather(*asks, return_exceptions=True)
-    refused = [one for one in outcomes if isinstance(one, MailboxFull)]
+    refused = [outcome for outcome in outcomes if isinstance(outcome, MailboxFull)]
     assert len(refused) == 9 * MAILBOX - 1
-    assert all(one.definite for one in refused)
+    assert all(outcome.definite for outcome in refused)
 
 
 async def test_an_ask_behind_tells_ends_at_its_deadline(nodes: Nodes) -> None:
@@ -204,8 +204,8 @@ async def test_entities_tell_and_ask_past_a_full_one(nodes: Nodes) -> None:
     for number in range(30):
         ref = client.ref(app.fast, f"f-{number}")
         assert await ref.ask_another(f"g-{number}") == f"g-{number}"
-    own = first.ref(app.fast, "h")
-    assert await own.hello() == "h"
+    fast = first.ref(app.fast, "h")
+    assert await fast.hello() == "h"
     app.gate.set()
     await until(lambda: sum(map(len, app.told.values())) == 2 * count, "every message")
     for target in (there, f"{here}-neighbour"):
@@ -218,7 +218,7 @@ async def test_entities_tell_and_ask_past_a_full_one(nodes: Nodes) -> None:
 async def test_order_and_messages_are_kept_while_the_shard_of_a_full_entity_moves(
     nodes: Nodes, handoff: str, cut_off: bool
 ) -> None:
-    """Senders of three kinds have told it more than it has room for, and go on telling."""
+    """Senders of three kinds have sent it more than it has room for, and go on."""
     app = Application(handoff=handoff)
     timeout = 6.0 if cut_off else 60.0
     limits = {"mailbox": MAILBOX, "mailbox_patience": 60.0, "handoff_timeout": timeout}

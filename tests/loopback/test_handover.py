@@ -55,12 +55,12 @@ def application() -> tuple[ShardBus, Any]:
 
 def rulers(nodes: list[Node]) -> list[Node]:
     """Where a coordinator acts."""
-    found = []
+    rulers_seen = []
     for node in nodes:
         coordinator = node.singletons["counter"].coordinator.machine
         if coordinator is not None and coordinator.state in REIGNS:
-            found.append(node)
-    return found
+            rulers_seen.append(node)
+    return rulers_seen
 
 
 def epoch_of(node: Node) -> int:
@@ -83,13 +83,13 @@ class Asking:
 
     async def more(self, count: int = 5) -> None:
         """Wait for so many further answers."""
-        wanted = self.answers + count
-        await until(lambda: self._task.done() or self.answers >= wanted, "answers go on")
+        expected = self.answers + count
+        await until(lambda: self._task.done() or self.answers >= expected, "answers go on")
         if self._task.done():
             await self._task
 
     async def stop(self) -> None:
-        """No more; raises what an ask raised."""
+        """No more; raises the error of an ask."""
         self._task.cancel()
         await asyncio.wait([self._task])
         if not self._task.cancelled():
@@ -99,17 +99,17 @@ class Asking:
 @pytest.fixture
 def claims(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str]]]:
     """Every epoch that is claimed, and who acted at that moment, of all nodes that ever ran."""
-    found: list[tuple[int, list[str]]] = []
+    seen: list[tuple[int, list[str]]] = []
     everybody: list[Node] = []
     claim = MemoryStore.claim_epoch
 
     async def watched(self: MemoryStore, entity_type: str, epoch: int, layout: str) -> Any:
         everybody.extend(node for node in nodes.all if node not in everybody)
-        found.append((epoch, [str(node.me) for node in rulers(everybody)]))
+        seen.append((epoch, [str(node.me) for node in rulers(everybody)]))
         return await claim(self, entity_type, epoch, layout)
 
     monkeypatch.setattr(MemoryStore, "claim_epoch", watched)
-    return found
+    return seen
 
 
 async def test_TG5_TG9_first_second_and_third_leave_in_turn_and_asks_are_answered_all_the_time(

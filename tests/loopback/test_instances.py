@@ -1,4 +1,4 @@
-"""Instances of entities: routers, `all`, `first`, references, clients, and what a node shows."""
+"""Instances of entities: routers, `all`, `first`, references, clients, and the pages of a node."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def application(**declared: Any) -> tuple[ShardBus, Any]:
 
         @handler
         async def ask_all(self, other: str) -> dict[str, Any]:
-            found: dict[str, Any] = await self.context.ref(Quote, other).to("all").who()
-            return found
+            hosts: dict[str, Any] = await self.context.ref(Quote, other).to("all").who()
+            return hosts
 
         @handler
         async def ask_near(self, other: str) -> Any:
@@ -192,8 +192,8 @@ async def test_pages(nodes: Nodes) -> None:
     assert where["shard"].endswith(f"~{where['instance']}")
     assert [row["instance"] for row in where["instances"]] == [1, 2, 3]
     assert all(row["running"] for row in where["instances"])
-    one = await get(node, "/v1/where/quote/x~2")
-    assert one["shard"] == where["instances"][1]["shard"]
+    page = await get(node, "/v1/where/quote/x~2")
+    assert page["shard"] == where["instances"][1]["shard"]
     explained = await get(node, "/v1/explain/quote/x")
     assert explained["shard"] == where["shard"]
     entities = await get(node, "/v1/entities/quote")
@@ -242,13 +242,13 @@ async def test_fewer_instances_send_what_waits_to_the_others(nodes: Nodes) -> No
     other = next(str(n) for n in range(1, 9) if shard_of(str(n), 4) != shard_of("0", 4))
     ref, wire = client.ref(quote, other), f"{other}~3"
     all_ = ref.to("all").who()
-    one = router.ask(router.key("who"), wire, encode_value(()), 60_000, decode_value)
+    call = router.ask(router.key("who"), wire, encode_value(()), 60_000, decode_value)
     key, payload = router.key("note"), encode_value((7,))
     await router.deliver(PendingMessage(key, router.shard_of(wire), wire, payload))
     contact = client.contact
     assert contact is not None
     router.handle(MessageReceived(contact, InstanceCount(router.region.epoch, 2)))
-    assert (await one)[1] in (1, 2)
+    assert (await call)[1] in (1, 2)
     answers = await all_
     lost = [isinstance(answer, NodeLost) for answer in answers.values()]
     assert sorted(lost) == [False, False, True]
@@ -311,8 +311,8 @@ async def test_entities_send_to_instances(nodes: Nodes) -> None:
     """`context.ref`, `bus.ref` and `bus.region`, and a cycle of asks that is found."""
     bus, quote = application()
     node, *_ = await three(nodes, bus)
-    asked = await node.ref(quote, "a").ask_all("b")
-    assert sorted(instance for _, instance, _ in asked.values()) == [1, 2, 3]
+    answers = await node.ref(quote, "a").ask_all("b")
+    assert sorted(instance for _, instance, _ in answers.values()) == [1, 2, 3]
     with pytest.raises((ReentrancyError, EntityFailed), match="cycle"):
         await node.ref(quote, "a").ask_near("a")
     bus.attach(node)

@@ -1,5 +1,5 @@
-"""The journals of the stores against real servers: the whole suite, then what only a server and a
-network can do to them."""
+"""The journals of the stores against real servers: the whole suite, then faults that need a server
+and a network."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import random
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -44,25 +44,10 @@ class TestRedis(JournalSuite):
         return lambda: open_store(url, cluster="shop", timeout=LONG_S)
 
 
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisClusterServers]:
-    with RedisClusterServers(tmp_path_factory.mktemp("cluster")) as servers:
-        asyncio.run(servers.form())
-        yield servers
-
-
-@pytest.fixture
-def empty(servers: RedisClusterServers) -> RedisClusterServers:
-    for master in servers.masters:
-        with servers.client(master) as client:
-            client.flushall()
-    return servers
-
-
 class TestRedisCluster(JournalSuite):
     @pytest.fixture
-    def store_factory(self, empty: RedisClusterServers) -> StoreFactory:
-        return lambda: open_store(empty.url, cluster="shop", timeout=LONG_S)
+    def store_factory(self, empty_cluster: RedisClusterServers) -> StoreFactory:
+        return lambda: open_store(empty_cluster.url, cluster="shop", timeout=LONG_S)
 
 
 class TestPostgres(JournalSuite):
@@ -93,7 +78,7 @@ async def hasty(
         yield store, journals
 
 
-# What a network does
+# Faults of a network
 
 
 async def test_a_step_whose_answer_was_lost_counts_once(proxy: RedisProxy, redis_url: str) -> None:
@@ -159,7 +144,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         case "redis":
             return str(request.getfixturevalue("redis_url"))
         case "redis+cluster":
-            return str(request.getfixturevalue("empty").url)
+            return str(request.getfixturevalue("empty_cluster").url)
         case "postgresql":
             return str(request.getfixturevalue("postgres_url"))
         case _:
@@ -236,7 +221,7 @@ async def test_what_is_refused_fails_alone(redis_url: str) -> None:
             writer.append(KIND, SHARD, "c", 4, 0, (b"1",)),
             return_exceptions=True,
         )
-        assert [type(one) for one in outcomes] == [StaleFence, JournalConflict, type(None)]
+        assert [type(outcome) for outcome in outcomes] == [StaleFence, JournalConflict, type(None)]
 
 
 # Outages
@@ -338,14 +323,14 @@ async def test_a_paused_server_is_unavailable_and_the_append_is_in_doubt(
         assert not error.definite
         page = await insist(lambda: journals.open(KIND, SHARD, "a", 2, 0, 10))
         await insist(lambda: put(journals, "a", page.last, b"3", fence=2))
-        found = (await insist(lambda: journals.read(KIND, SHARD, "a", 0, 10))).entries
-        assert found == [*page.entries, b"3"]
+        entries = (await insist(lambda: journals.read(KIND, SHARD, "a", 0, 10))).entries
+        assert entries == [*page.entries, b"3"]
 
 
 async def test_slots_move_under_appends_and_no_entry_is_lost_or_twice(
-    empty: RedisClusterServers,
+    empty_cluster: RedisClusterServers,
 ) -> None:
-    async with opened(empty.url) as (store, _):
+    async with opened(empty_cluster.url) as (store, _):
         writer = Journals(store.journals, 7, lane=store.lane)
         moving = True
 
@@ -358,21 +343,21 @@ async def test_slots_move_under_appends_and_no_entry_is_lost_or_twice(
 
         tasks = [asyncio.create_task(write(n)) for n in range(80)]
         moved = 0
-        a, b, _ = empty.masters
+        a, b, _ = empty_cluster.masters
         slots = {slot_of(f"shardbus:shop:{{{KIND}/{shard}}}:") for shard in range(40)}
         here = sorted(slot for slot in slots if slot < REDIS_CLUSTER_HASH_SLOTS // 3)[:6]
         for source, target in ((a, b), (b, a)):
             for slot in here:
-                moved += await asyncio.to_thread(empty.move_slot, slot, source, target)
+                moved += await asyncio.to_thread(empty_cluster.move_slot, slot, source, target)
         moving = False
         assert moved > 20
         for n, end in enumerate(await asyncio.gather(*tasks)):
-            found = await whole(store.journals, f"e-{n}", 1000, str(n % 40))
-            assert found == [b"%d" % i for i in range(1, end + 1)]
+            entries = await whole(store.journals, f"e-{n}", 1000, str(n % 40))
+            assert entries == [b"%d" % i for i in range(1, end + 1)]
 
 
 async def test_the_end_is_reached(redis_url: str) -> None:
-    """What waits in a group when its store is closed fails."""
+    """A save that waits in a group when its store is closed fails."""
     async with opened(redis_url) as (store, _):
         writer = Journals(store.journals, 7)
         await store.close()

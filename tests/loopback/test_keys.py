@@ -1,5 +1,5 @@
 """Nodes and clients with a cluster's secret, over real sockets: who has it is served as before, who
-has another or none gets nowhere and learns why, and a secret is rotated under load."""
+has another or none gets nowhere and receives the reason, and a secret is rotated under load."""
 
 from __future__ import annotations
 
@@ -137,19 +137,19 @@ async def test_a_subscriber_without_the_key_of_a_member_sees_no_gossip(
     first, _ = await nodes.cluster(bus, 2)
     port = first.cluster.gossip_port  # type: ignore[attr-defined]
     keys = Keyring(secret).newest
-    plain, forged, known = (context.socket(zmq.SUB) for _ in range(3))
+    plain, forged, key_holder = (context.socket(zmq.SUB) for _ in range(3))
     forged.setsockopt(zmq.CURVE_SERVERKEY, keys.server.public)
     public, private = zmq.curve_keypair()
     forged.setsockopt(zmq.CURVE_PUBLICKEY, public)
     forged.setsockopt(zmq.CURVE_SECRETKEY, private)
-    connect_with(known, keys)
-    for one in (plain, forged, known):
-        one.setsockopt(zmq.SUBSCRIBE, b"")
-        one.setsockopt(zmq.SUBSCRIBE, b"%016x" % nodes.all[1].me.uid)
-        one.connect(f"tcp://127.0.0.1:{port}")
+    connect_with(key_holder, keys)
+    for subscriber in (plain, forged, key_holder):
+        subscriber.setsockopt(zmq.SUBSCRIBE, b"")
+        subscriber.setsockopt(zmq.SUBSCRIBE, b"%016x" % nodes.all[1].me.uid)
+        subscriber.connect(f"tcp://127.0.0.1:{port}")
     sockets: PubSub = first.cluster._sockets  # type: ignore[attr-defined]
     await until(lambda: sockets.dropped.get("unknown_key"), "the refusal")
-    assert await asyncio.to_thread(known.poll, 1000 * PATIENCE_S)
+    assert await asyncio.to_thread(key_holder.poll, 1000 * PATIENCE_S)
     assert not plain.poll(0)
     assert not forged.poll(0)
 
@@ -304,18 +304,18 @@ async def test_a_node_without_a_secret_has_nothing_to_rotate() -> None:
 
 
 async def test_no_forged_attempt_gets_a_frame_through() -> None:
-    found = await forgeries.run(160, 80, 3)
-    assert found["recorded"]["reached"] == {"frame": 1}  # what gets through is noticed
-    assert forgeries.through(found) == 0, found
-    assert found["counted"]["handshake_failed"] > 0
-    assert found["counted"]["unknown_key"] > 0
+    report = await forgeries.run(160, 80, 3)
+    assert report["recorded"]["reached"] == {"frame": 1}  # a message that gets through is noticed
+    assert forgeries.through(report) == 0, report
+    assert report["counted"]["handshake_failed"] > 0
+    assert report["counted"]["unknown_key"] > 0
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 async def test_no_forged_attempt_of_thousands_gets_a_frame_through() -> None:
-    found = await forgeries.run(2_000, 200, 4)
-    assert forgeries.through(found) == 0, found
+    report = await forgeries.run(2_000, 200, 4)
+    assert forgeries.through(report) == 0, report
 
 
 # Identities
@@ -356,13 +356,13 @@ async def test_only_keys_that_are_allowed_connect_and_do_what_their_role_may(
     party: Party, secret: Path, context: zmq.Context[Socket]
 ) -> None:
     bus, _ = application()
-    one, two, rogue = (party.add(n, "node") for n in ("one", "two", "rogue"))
+    first, two, rogue = (party.add(n, "node") for n in ("one", "two", "rogue"))
     user = party.add("user", "client")
     other = party.add("other", "client", "types = ['cart']")
     del party.entries["rogue"]
     party.write()
     async with Nodes() as nodes:
-        for key in (one, two):
+        for key in (first, two):
             nodes.security = party.settings(key)
             await nodes.start(bus)
         await nodes.agree(2)
@@ -393,9 +393,9 @@ async def test_only_keys_that_are_allowed_connect_and_do_what_their_role_may(
 
 async def test_a_client_cannot_call_itself_a_node(party: Party) -> None:
     bus, _ = application()
-    one, user = party.add("one", "node"), party.add("user", "client")
+    first, user = party.add("one", "node"), party.add("user", "client")
     async with Nodes() as nodes:
-        nodes.security = party.settings(one)
+        nodes.security = party.settings(first)
         node = await nodes.start(bus)
         network = ZmqNetwork(Keyring("", user))
         network.open(asyncio.get_running_loop())
@@ -415,10 +415,10 @@ async def test_a_client_cannot_call_itself_a_node(party: Party) -> None:
 
 async def test_a_revoked_key_loses_its_connection_and_others_lose_nothing(party: Party) -> None:
     bus, _ = application()
-    one = party.add("one", "node")
+    first = party.add("one", "node")
     kept, revoked = party.add("kept", "client"), party.add("revoked", "client")
     async with Nodes() as nodes:
-        nodes.security = party.settings(one)
+        nodes.security = party.settings(first)
         node = await nodes.start(bus)
         good = await nodes.client(secret="", key=kept)
         bad = await nodes.client(secret="", key=revoked, timeout=2.0)

@@ -70,8 +70,8 @@ async def test_an_annotation_is_set_and_the_others_stay(api: KubernetesApi) -> N
 
 async def test_the_address_is_what_kubernetes_tells_a_pod(api: KubernetesApi) -> None:
     host, port = api.address.split(":")
-    told = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
-    assert await PodApi(replace(settings(api), api=""), told).annotate("x", "1") is None
+    variables = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
+    assert await PodApi(replace(settings(api), api=""), variables).annotate("x", "1") is None
     with pytest.raises(ConfigError, match="this process is in no pod"):
         PodApi(replace(settings(api), api=""), {})
 
@@ -151,14 +151,14 @@ async def test_a_token_that_kubernetes_replaces_is_read_again(api: KubernetesApi
 
 
 async def test_another_authority_is_not_trusted(api: KubernetesApi, tmp_path: Path) -> None:
-    own = (api.account / "ca.crt").read_bytes()
+    certificate = (api.account / "ca.crt").read_bytes()
     foreign = Certificates(tmp_path / "foreign").authority.read_bytes()
     (api.account / "ca.crt").write_bytes(foreign)
     failure = await pod_of(api).annotate("x", "1")
     assert failure is not None
     assert f"the certificate of {api.address} is not trusted" in failure.text
     assert not api.requests, "the token was sent to a server that is not the API server"
-    (api.account / "ca.crt").write_bytes(own)
+    (api.account / "ca.crt").write_bytes(certificate)
     assert await pod_of(api).annotate("x", "1") is None
 
 
@@ -187,12 +187,12 @@ async def test_files_that_cannot_be_used(
 
 
 def test_a_namespace_that_is_none_stops_the_start(tmp_path: Path) -> None:
-    given = KubernetesSettings(api="127.0.0.1:1", service_account=str(tmp_path))
+    pod_settings = KubernetesSettings(api="127.0.0.1:1", service_account=str(tmp_path))
     with pytest.raises(ConfigError, match="namespace cannot be read"):
-        PodApi(given, {})
+        PodApi(pod_settings, {})
     (tmp_path / "namespace").write_text("../kube-system")
     with pytest.raises(ConfigError, match="has no namespace"):
-        PodApi(given, {})
+        PodApi(pod_settings, {})
 
 
 # The revision
@@ -225,17 +225,17 @@ async def test_a_pod_without_a_revision(
     if owners is not None:
         api.owners["a"] = owners
     api.replicas["shop-1"] = annotations
-    found = await pod_of(api).revision()
-    assert isinstance(found, ApiFailure)
-    assert (found.final, words in found.text) == (True, True), found
+    revision = await pod_of(api).revision()
+    assert isinstance(revision, ApiFailure)
+    assert (revision.final, words in revision.text) == (True, True), revision
 
 
 async def test_each_missing_right_is_named(api: KubernetesApi) -> None:
     for orders, right in (([403], "get pods"), ([CARRY_OUT, 403], "get replicasets")):
         api.orders = [*orders]
-        found = await pod_of(api).revision()
-        assert isinstance(found, ApiFailure)
-        assert f"let the service account of this pod {right} in namespace 'shop'" in found.text
+        revision = await pod_of(api).revision()
+        assert isinstance(revision, ApiFailure)
+        assert f"let the service account of this pod {right} in namespace 'shop'" in revision.text
 
 
 async def test_a_node_has_the_revision_as_its_version(
@@ -244,22 +244,22 @@ async def test_a_node_has_the_revision_as_its_version(
     monkeypatch.setattr(app_version, "PAUSE_FIRST_S", 0.01)
     api.add("a", revision="7")
     api.orders = [500, 403]
-    asked = replace(settings(api), revision=True)
-    own = await with_version(NodeSettings(), version_source(asked, lambda: "1.0"))
-    assert own.version == "7"
+    pod_settings = replace(settings(api), revision=True)
+    node_settings = await with_version(NodeSettings(), version_source(pod_settings, lambda: "1.0"))
+    assert node_settings.version == "7"
     assert len(api.requests) == 4
 
 
 async def test_a_node_without_its_revision_does_not_start(api: KubernetesApi) -> None:
-    asked = replace(settings(api), revision=True)
+    pod_settings = replace(settings(api), revision=True)
     api.owners["a"] = []
     with pytest.raises(ConfigError, match=r"DeploymentRevision failed .* belongs to nothing"):
-        await with_version(NodeSettings(), version_source(asked, None))
+        await with_version(NodeSettings(), version_source(pod_settings, None))
     api.orders = [SILENCE]
     with pytest.raises(
         ConfigError, match=r"DeploymentRevision has returned no version within 0\.2"
     ):
-        await with_version(NodeSettings(version_timeout=0.2), version_source(asked, None))
+        await with_version(NodeSettings(version_timeout=0.2), version_source(pod_settings, None))
 
 
 def test_without_the_setting_the_application_says_the_version() -> None:

@@ -58,7 +58,7 @@ async def nodes() -> AsyncIterator[Nodes]:
 
 
 class Stranger:
-    """Somebody else who wants leases in the same store."""
+    """Another owner of leases in the same store."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._data = nodes.data
@@ -81,16 +81,16 @@ class Stranger:
 
 def owners(nodes: Nodes) -> dict[str, str | None]:
     """Who holds the lease of each shard."""
-    found = nodes.data.leases.items()
-    return {n.rpartition("/")[2]: lease.owner for n, lease in found if n.startswith("shard/")}
+    leases = nodes.data.leases.items()
+    return {n.rpartition("/")[2]: lease.owner for n, lease in leases if n.startswith("shard/")}
 
 
 def at_home(nodes: Nodes) -> bool:
     """Every shard runs in one place, under the lease of its node."""
-    found = hosts(nodes.all, "counter")
+    homes = hosts(nodes.all, "counter")
     held = owners(nodes)
-    return len(found) == SHARDS and all(
-        len(where) == 1 and held[shard] == str(where[0].me) for shard, where in found.items()
+    return len(homes) == SHARDS and all(
+        len(where) == 1 and held[shard] == str(where[0].me) for shard, where in homes.items()
     )
 
 

@@ -1,5 +1,4 @@
-"""Links over a TCP proxy that breaks them: what was sent arrives once, in order, whatever the
-connection does."""
+"""Links over a TCP proxy that breaks them: messages arrive once, in order, under every fault."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ KEY = ("page", "hit")
 
 
 class Taker:
-    """Writes down what it is told and answers what it is asked with its own payload."""
+    """Writes down tells and answers asks with their own payload."""
 
     def __init__(self) -> None:
         self.told: list[bytes] = []
@@ -176,7 +175,7 @@ async def test_a_leaving_node_asks_every_client_to_close_also_late_ones(
 async def test_a_leaving_node_opens_no_session_to_a_client_that_has_messages_for_it(
     world: World,
 ) -> None:
-    """It may no longer learn where they go; the client sends them elsewhere."""
+    """It may no longer receive their new homes; the client sends them elsewhere."""
     assert await ask(world, b"\x01") == 1
     world.node.announce_leaving()
     late = world.another_client(8)
@@ -184,7 +183,7 @@ async def test_a_leaving_node_opens_no_session_to_a_client_that_has_messages_for
     session.outbox.tell(KEY, "x", b"2")
     await until(lambda: world.lost or session.link.open, "the end of the session")
     late.close()
-    assert [one.payload for one in world.unsent] == [b"2"]
+    assert [message.payload for message in world.unsent] == [b"2"]
     assert session.peer_ended
     assert session.closed_idle, "no notice makes others wait for the end of the node"
     assert list(world.node.incoming.by_name) == ["client#9"]
@@ -207,7 +206,7 @@ async def test_a_session_that_was_forgotten_is_not_resumed(world: World) -> None
 
 
 class Traffic:
-    """Numbers its tells, and asks for an echo of its asks; each has one outcome."""
+    """Numbers its tells, and requests an echo of its asks; each has one outcome."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -269,7 +268,7 @@ def cut_an_answer(proxy: Proxy) -> None:
 async def test_a_fault_of_the_connection_loses_repeats_and_reorders_nothing(
     world: World, fault: Callable[[Proxy], None], times: int
 ) -> None:
-    """What the other end of a connection does not hear of is found out by heartbeats, later."""
+    """Heartbeats reveal, later, an end that the other end of a connection did not receive."""
     traffic = Traffic(world)
     for _ in range(times):
         seen = world.proxy.connections
@@ -319,7 +318,7 @@ async def test_a_spoiled_byte_crashes_and_blocks_no_process(
     world: World, seed: int, outward: bool
 ) -> None:
     """ZMTP has no checksum, and neither have frames: a byte that TCP lets through may cost a batch,
-    or be read as another value. What comes after it arrives."""
+    or be read as another value. The next message arrives."""
     world.proxy.dice.seed(seed)
     traffic = Traffic(world)
     await traffic.ask(1)

@@ -1,4 +1,4 @@
-"""Balance by the time of handlers, on real nodes: what is measured, and that measuring changes
+"""Balance by the time of handlers, on real nodes: the measurements, and that measuring changes
 nothing else."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What entities have not handled when their shard moves: it is handled at the next home, before
-everything that was sent later."""
+"""Unhandled messages when their shard moves: the next home handles them, before all later
+messages."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_S4_17_what_was_put_aside_travels_in_order_before_what_comes_later
     first, second = await two(nodes)
     client = await nodes.client(second)
     early = [asyncio.ensure_future(client.ask("door", "a", "enter", n)) for n in range(3)]
-    own = [asyncio.ensure_future(second.ref("door", "a").enter(n)) for n in range(10, 13)]
+    asks = [asyncio.ensure_future(second.ref("door", "a").enter(n)) for n in range(10, 13)]
     activation = first.regions["door"].host.find
     await until(
         lambda: (c := activation("a", "0")) and c.extras and len(c.extras.stash) == 6, "stashes"
@@ -97,7 +97,7 @@ async def test_S4_17_what_was_put_aside_travels_in_order_before_what_comes_later
     await until(lambda: hosts(nodes.all, "door").get("0") == [second], "the move")
     late = [asyncio.ensure_future(client.ask("door", "a", "enter", n)) for n in range(3, 5)]
     assert await second.ref("door", "a").unlock() == str(second.me)
-    assert set(await asyncio.gather(*early, *own, *late)) == {str(second.me)}
+    assert set(await asyncio.gather(*early, *asks, *late)) == {str(second.me)}
     for sender in ([0, 1, 2, 3, 4], [10, 11, 12]):
         assert [n for n in entered(second) if n in sender] == sender
     assert await leaving
@@ -122,11 +122,11 @@ async def test_C18_what_waits_for_one_that_is_cut_off_is_handled_at_the_next_hom
     assert first.regions["door"].host.counts.cut_off == 1
 
 
-@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("by_tell", [False, True])
 async def test_what_waits_for_one_that_cannot_start_here_is_handled_at_the_next_home(
-    nodes: Nodes, told: bool
+    nodes: Nodes, by_tell: bool
 ) -> None:
-    first, second = await two(nodes, **({"stop_message": "bye"} if told else {}))
+    first, second = await two(nodes, **({"stop_message": "bye"} if by_tell else {}))
     Door.fails.append(str(first.me))
     early = [asyncio.ensure_future(second.ref("door", "c").at_once(n)) for n in range(1, 4)]
     await until(lambda: first.regions["door"].host.counts.failures > 1, "attempts")

@@ -19,7 +19,7 @@ BEARER = (b"authorization", f"Bearer {TOKEN}".encode())
 CHANGES = 6
 """Changed requests of each page."""
 ENDS = (b"/shutdown", b"/down", b"/shutdown-region", b"/leave", b"/cordon", b"/join")
-"""Pages that end the node, or keep the others from what they do."""
+"""Pages that end the node, or keep the others from their work."""
 
 
 @dataclass
@@ -48,15 +48,15 @@ async def test_no_request_makes_a_page_of_a_node_fail(nodes: Nodes) -> None:
     [node] = await nodes.cluster(application(), 1)
     await node.ref("counter", "page-7").add()
     app = create_app(bound(Administration(node)), HttpSettings(write=True, token=TOKEN))
-    asked = pages(b"counter", b"page-7", str(node.me.address).encode())
-    asked = [page for page in asked if not page.path.endswith(ENDS)]
+    requested = pages(b"counter", b"page-7", str(node.me.address).encode())
+    requested = [page for page in requested if not page.path.endswith(ENDS)]
     random = Random(7)
-    requests = [changed(page, random) for page in asked for _ in range(CHANGES)]
+    requests = [changed(page, random) for page in requested for _ in range(CHANGES)]
     requests += [PageRequest("POST", b"/v1/state/counter/page-7", b"", body) for body in BODIES]
-    requests = [one for one in requests if not one.path.endswith(ENDS)]
-    for request in [*asked, *requests]:
+    requests = [candidate for candidate in requests if not candidate.path.endswith(ENDS)]
+    for request in [*requested, *requests]:
         answer = await asyncio.wait_for(answer_to(app, request, BEARER), 30)
         assert answer.status < 500, (request, answer)
         if answer.status >= 400:
             assert answer.error["message"], (request, answer)
-    assert (await answer_to(app, asked[0])).status == 200
+    assert (await answer_to(app, requested[0])).status == 200

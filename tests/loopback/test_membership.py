@@ -75,8 +75,8 @@ def application() -> ShardBus:
 
 async def test_a_node_that_listens_and_does_not_join_yet_takes_no_question() -> None:
     """Others that have it among their seeds may ask so early. They ask again."""
-    own = NodeSettings(port=free_port(), gossip_port=free_port())
-    node = Node("shop", {}, Settings(node=own), MemoryStore(MemoryData()))
+    node_settings = NodeSettings(port=free_port(), gossip_port=free_port())
+    node = Node("shop", {}, Settings(node=node_settings), MemoryStore(MemoryData()))
     await node.start()
     ask = encode(InitJoin(Greeting("shop", 1, {})))
     node.endpoint.on_membership(node.me, encode_body(MembershipFrame(node.me, ask)))
@@ -91,13 +91,13 @@ async def test_a_node_takes_requests_of_others_and_answers_only_where_it_asked(
     peer = node.me._replace(uid=7)
     greeting = Greeting("shop", PROTOCOL, {})
     at, before = peer.address, dict(node.endpoint.dropped_frames)
-    for message, asked in (
+    for message, question in (
         (JoinRefused("forged"), None),
         (InitNack(), None),
         (InitJoin(greeting), at),
         (Heartbeat(1, 1.0), None),
     ):
-        node._on_membership(peer, encode(message), asked)
+        node._on_membership(peer, encode(message), question)
     node._on_membership(peer, encode(InitNack()), at)
     after = {r: n - before.get(r, 0) for r, n in node.endpoint.dropped_frames.items()}
     assert (after["not_allowed"], after["early"]) == (4, 1)
@@ -111,14 +111,14 @@ async def nodes() -> AsyncIterator[Nodes]:
 
 
 async def collect(events: Subscription, last: type) -> list[object]:
-    """What comes until an event of that kind has come."""
-    found: list[object] = []
+    """The events until an event of that kind has come."""
+    seen: list[object] = []
     async with asyncio.timeout(PATIENCE_S):
         async for event in events:
-            found.append(event)
+            seen.append(event)
             if isinstance(event, last):
                 break
-    return found
+    return seen
 
 
 # -- events and callbacks --------------------------------------------------------------------------
@@ -339,7 +339,7 @@ async def test_S1_14_messages_flow_while_the_cluster_cannot_converge() -> None:
 
 
 async def test_TC17_large_messages_leave_heartbeats_alone(nodes: Nodes) -> None:
-    """Links that are full of large messages are not those of heartbeats."""
+    """Links that are full of large messages carry no heartbeats."""
     trio = await nodes.cluster(application(), 3)
     events = [node.subscriptions.subscribe() for node in trio]
     client = await nodes.client(*trio)
@@ -475,8 +475,8 @@ async def test_S3_29_a_cluster_that_was_founded_beside_this_one_is_told_loudly(
     ports = [free_port(), free_port()]
     seeds = tuple(f"127.0.0.1:{port}" for port in ports)
     pair = []
-    for port, known in zip(ports, (seeds, ()), strict=True):
-        nodes.own = {"port": port, "seeds": known}
+    for port, seeds_of in zip(ports, (seeds, ()), strict=True):
+        nodes.own = {"port": port, "seeds": seeds_of}
         pair.append(await nodes.start(application()))
     first, second = pair
 

@@ -81,12 +81,12 @@ def account(node: Node) -> MessageAccount:
 
 
 async def misses(nodes: list[Node]) -> dict[str, dict[str, int]]:
-    """What the pages of the nodes lack."""
-    found = {}
+    """The messages that the pages of the nodes lack."""
+    by_type = {}
     for node in nodes:
         async with http(node) as client:
-            found[str(node.me)] = missing((await client.get("/metrics")).text)
-    return {name: lack for name, lack in found.items() if lack}
+            by_type[str(node.me)] = missing((await client.get("/metrics")).text)
+    return {name: lack for name, lack in by_type.items() if lack}
 
 
 async def balanced(nodes: list[Node]) -> bool:
@@ -94,7 +94,7 @@ async def balanced(nodes: list[Node]) -> bool:
 
 
 async def send_everything(sender: Any) -> list[Any]:
-    """Tell and ask every handler, with what fits and with what does not."""
+    """Tell and ask every handler, with values that fit and with values that do not."""
     asks = []
     for entity_id in IDS:
         await sender.cast("page", entity_id, "hit", "no number")

@@ -1,5 +1,5 @@
 """Clients that are used before they are entered or after they are closed, deadlines that are none,
-and a batch of which a part cannot be sent: each is told, and nobody waits for ever."""
+and a batch of which a part cannot be sent: each raises an error, and no call waits for ever."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ async def test_a_closed_client_refuses_instead_of_dropping(address: str) -> None
     async with AsyncClient(
         address, cluster="misuse", timeout=PATIENCE_S, connect_timeout=PATIENCE_S
     ) as client:
-        known, unknown = client.ref(Page, "a"), client.ref(Page, "b")
-        await known.ping()
+        missing, unknown = client.ref(Page, "a"), client.ref(Page, "b")
+        await missing.ping()
     for use in [*USES[:5], USES[7]]:
         with pytest.raises(LocalProtocolError, match="the client is closed"):
             await use(client)
-    for ref in (known, unknown):
+    for ref in (missing, unknown):
         with pytest.raises(LocalProtocolError, match="the client is closed"):
             await ref.ping.tell()
         with pytest.raises(LocalProtocolError, match="the client is closed"):
@@ -87,10 +87,10 @@ async def test_a_closed_client_refuses_instead_of_dropping(address: str) -> None
 
 async def test_an_ask_that_waits_for_a_home_ends_with_its_client(address: str) -> None:
     async with AsyncClient(address, cluster="misuse", timeout=600) as client:
-        asked = client.ref(Nowhere, "a").ping()
+        ask = client.ref(Nowhere, "a").ping()
         await until(lambda: client.buffered == 1, "a message that waits")
     with pytest.raises(LocalProtocolError, match="the client is closed"):
-        await asyncio.wait_for(asyncio.shield(asked), PATIENCE_S)
+        await asyncio.wait_for(asyncio.shield(ask), PATIENCE_S)
 
 
 @pytest.mark.parametrize("timeout", [math.nan, math.inf, 1e12, "2", None])

@@ -55,7 +55,7 @@ def names() -> Iterator[Names]:
 
 
 class Door:
-    """A ROUTER that writes down what arrives."""
+    """A ROUTER that writes down arriving frames."""
 
     def __init__(self, host: str, port: int) -> None:
         self.received: list[bytes] = []
@@ -101,7 +101,7 @@ async def dialler(names: Names) -> AsyncIterator[Dialler]:
 
 
 async def arrives(connection: Connection, door: Door, frame: bytes) -> None:
-    """Send until the frame arrives: what a broken connection held is lost."""
+    """Send until the frame arrives: frames of a broken connection are lost."""
 
     def sent() -> bool:
         connection.send(frame, b"")
@@ -117,10 +117,10 @@ async def test_frames_sent_before_the_first_answer_arrive_in_order(
     port = free_port()
     door = Door("127.0.0.1", port)
     connection = dialler.connect("n1", port)
-    wanted = [b"%d" % n for n in range(HELD_MAX)]
-    assert all(connection.send(frame, b"") for frame in wanted)
+    frames = [b"%d" % n for n in range(HELD_MAX)]
+    assert all(connection.send(frame, b"") for frame in frames)
     assert not connection.send(b"one more than it holds", b"")
-    await until(lambda: door.received == wanted, "the frames")
+    await until(lambda: door.received == frames, "the frames")
     door.close()
 
 
@@ -148,8 +148,8 @@ async def test_a_connection_follows_its_name_to_another_address(
     for n in range(20):
         await arrives(connection, moved, b"%d" % n)
     assert again.received == []
-    for one in (moved, again):
-        one.close()
+    for socket in (moved, again):
+        socket.close()
 
 
 async def test_a_connection_comes_back_while_its_name_server_is_silent(
@@ -267,8 +267,8 @@ class Gossip:
 async def gossips() -> AsyncIterator[list[Gossip]]:
     made: list[Gossip] = []
     yield made
-    for one in made:
-        one.sockets.close()
+    for socket in made:
+        socket.sockets.close()
 
 
 async def test_gossip_follows_a_name_to_another_address(

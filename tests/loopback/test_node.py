@@ -125,7 +125,7 @@ async def test_messages_find_their_entities_across_nodes(nodes: Nodes) -> None:
         assert (
             await asyncio.gather(*(node.ref("counter", i).ask("get") for i in IDS[1:])) == [3] * 59
         )
-    assert {len(found) for found in hosts(three, "counter").values()} == {1}
+    assert {len(homes) for homes in hosts(three, "counter").values()} == {1}
     assert [len(node.regions["counter"].host.shards) for node in three] == [4, 4, 4]
 
 
@@ -502,10 +502,10 @@ async def test_a_type_may_bring_its_own_allocation_and_settings_of_that_type_win
     client = await nodes.client()
     for n in range(40):
         await client.call("page", f"p{n}", "where")
-    found = {shard: node.me for node in pair for shard in node.regions["page"].host.shards}
+    homes = {shard: node.me for node in pair for shard in node.regions["page"].host.shards}
     empty, both = ShardTable(1, ""), [node.me for node in pair]
-    wanted = ConsistentHashing() if ring else LastInOrder()
-    assert found == wanted.allocate(empty, {}, sorted(found), both)
+    strategy = ConsistentHashing() if ring else LastInOrder()
+    assert homes == strategy.allocate(empty, {}, sorted(homes), both)
 
 
 async def test_the_settings_name_the_allocation_of_types_without_one(nodes: Nodes) -> None:
@@ -513,20 +513,20 @@ async def test_the_settings_name_the_allocation_of_types_without_one(nodes: Node
     pair = await nodes.cluster(bus, 2, allocation="consistent-hashing")
     client = await nodes.client()
     await asyncio.gather(*(client.ref(counter, i).add(1) for i in IDS))
-    found = {shard: n.me for n in pair for shard in n.regions["counter"].host.shards}
+    homes = {shard: n.me for n in pair for shard in n.regions["counter"].host.shards}
     empty, both = ShardTable(1, ""), [node.me for node in pair]
-    assert found == ConsistentHashing().allocate(empty, {}, sorted(found), both)
+    assert homes == ConsistentHashing().allocate(empty, {}, sorted(homes), both)
 
 
 async def test_B54_TSU16_who_does_not_answer_in_time_is_left_out(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = await nodes.cluster(application()[0], 2, shard_region_query_timeout=0.25)
-    asked: list[int] = []
-    monkeypatch.setattr(second.rpc, "asked", lambda _, run: asked.append(run.timeout_ms))
+    questions: list[int] = []
+    monkeypatch.setattr(second.rpc, "asked", lambda _, run: questions.append(run.timeout_ms))
     assert [*await first.rpc.ask_all("stats")] == [first.me]
-    await until(lambda: asked, "the question")
-    assert asked == [250]
+    await until(lambda: questions, "the question")
+    assert questions == [250]
 
 
 async def test_S2_57_a_question_about_a_type_waits_for_as_long_as_its_settings_say(
@@ -534,11 +534,11 @@ async def test_S2_57_a_question_about_a_type_waits_for_as_long_as_its_settings_s
 ) -> None:
     bus = application()[0]
     bus.entity("page", shards=4, shard_region_query_timeout="150ms")(type("Page", (Anything,), {}))
-    own = {"counter": {"shard_region_query_timeout": 0.2}}
-    first, second = await nodes.cluster(bus, 2, shard_region_query_timeout=0.05, types=own)
-    asked: list[tuple[str, int]] = []
+    types = {"counter": {"shard_region_query_timeout": 0.2}}
+    first, second = await nodes.cluster(bus, 2, shard_region_query_timeout=0.05, types=types)
+    questions: list[tuple[str, int]] = []
     monkeypatch.setattr(
-        second.rpc, "asked", lambda _, run: asked.append((run.method, run.timeout_ms))
+        second.rpc, "asked", lambda _, run: questions.append((run.method, run.timeout_ms))
     )
     for kind in first.regions.values():
         kind.coordinator = second.me
@@ -554,24 +554,24 @@ async def test_S2_57_a_question_about_a_type_waits_for_as_long_as_its_settings_s
         ):
             with pytest.raises(AskTimeout):
                 await steered
-        wanted = ["table", "stats", "entities", "shard", "limit", "rebalance", "places"]
-        await until(lambda: len(asked) >= len(wanted), "every question")  # noqa: B023
-        assert asked == [(question, patience) for question in wanted]
-        asked.clear()
+        pages = ["table", "stats", "entities", "shard", "limit", "rebalance", "places"]
+        await until(lambda: len(questions) >= len(pages), "every question")  # noqa: B023
+        assert questions == [(question, patience) for question in pages]
+        questions.clear()
     await cluster_pages.nodes(Administration(first))
-    await until(lambda: len(asked) >= 3, "the other questions")
-    assert asked == [("stats", 50), ("suspension", 50), ("state_bytes", 50)]
+    await until(lambda: len(questions) >= 3, "the other questions")
+    assert questions == [("stats", 50), ("suspension", 50), ("state_bytes", 50)]
 
 
 async def test_B54_a_page_of_shards_waits_once_for_a_coordinator_that_is_silent(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = await nodes.cluster(application()[0], 2, shard_region_query_timeout=600.0)
-    asked: list[str] = []
-    monkeypatch.setattr(second.rpc, "asked", lambda _, run: asked.append(run.method))
+    questions: list[str] = []
+    monkeypatch.setattr(second.rpc, "asked", lambda _, run: questions.append(run.method))
     first.regions["counter"].coordinator = second.me
     page = asyncio.ensure_future(shard_pages.shards(Administration(first), "counter"))
-    await until(lambda: sorted(asked) == ["stats", "table"], "both questions at once")
+    await until(lambda: sorted(questions) == ["stats", "table"], "both questions at once")
     page.cancel()
 
 

@@ -1,4 +1,4 @@
-"""What nodes say over HTTP: the shapes of the public JSON, probes and metrics."""
+"""The answers of nodes over HTTP: the shapes of the public JSON, probes and metrics."""
 
 from __future__ import annotations
 
@@ -112,19 +112,19 @@ async def test_any_node_knows_which_node_is_suspended_and_why(nodes: Nodes) -> N
     first, second = await two(nodes)
     there = [i for i in IDS if i in second.regions["counter"].host.active]
     second.gate.suspended("no consent of 10.0.0.9:1#7")
-    for asked in (first, second):
-        rows = {row["node"]: row for row in (await get(asked, "/v1/nodes"))["nodes"]}
+    for asker in (first, second):
+        rows = {row["node"]: row for row in (await get(asker, "/v1/nodes"))["nodes"]}
         assert rows[str(first.me)]["suspended"] is None
         assert "suspended, because no consent of" in rows[str(second.me)]["suspended"]
 
-        async def answered(node: Node = asked) -> Any:
+        async def answered(node: Node = asker) -> Any:
             """The home's answer may be too late for the page, which then has no `suspended`."""
             page = await get(node, f"/v1/explain/counter/{there[0]}")
             return page if page["suspended"] else None
 
         said = await until(answered, "a page with the answer of the home")
         assert "suspended, because no consent of 10.0.0.9:1#7" in said["suspended"]
-        place = "this node" if asked is second else str(second.me)
+        place = "this node" if asker is second else str(second.me)
         assert f"its home is {place}, which is suspended, because" in said["why"]
     second.gate.resumed()
     said = await get(first, f"/v1/explain/counter/{there[0]}")
@@ -236,9 +236,9 @@ async def test_every_node_knows_where_an_entity_is(nodes: Nodes) -> None:
                 "state": "running",
                 "running": True,
             }
-    known = IDS[0]
-    said = await get(pair[1], f"/v1/explain/counter/{known}")
-    assert said["node"] == (await get(pair[0], f"/v1/where/counter/{known}"))["node"]
+    entity_id = IDS[0]
+    said = await get(pair[1], f"/v1/explain/counter/{entity_id}")
+    assert said["node"] == (await get(pair[0], f"/v1/where/counter/{entity_id}"))["node"]
     await get(pair[0], "/v1/where/nothing/x", 404)
 
 
@@ -257,19 +257,19 @@ async def test_a_shard_without_a_home_is_unallocated(nodes: Nodes) -> None:
 
 async def test_entities_come_in_pages(nodes: Nodes) -> None:
     pair = await two(nodes)
-    found: list[dict[str, str]] = []
+    entities: list[dict[str, str]] = []
     cursor = ""
     for _ in range(10):
         page = await get(pair[1], f"/v1/entities/counter?limit=7{cursor}")
-        found += page["entities"]
+        entities += page["entities"]
         if page["next"] is None:
             break
         cursor = f"&cursor={page['next']}"
-    assert [row["id"] for row in found] == sorted(IDS)
-    assert set(found[0]) == {"id", "shard", "node"}
-    one = await get(pair[0], "/v1/entities/counter?prefix=page-39")
-    assert [row["id"] for row in one["entities"]] == ["page-39"]
-    shard = found[0]["shard"]
+    assert [row["id"] for row in entities] == sorted(IDS)
+    assert set(entities[0]) == {"id", "shard", "node"}
+    page_39 = await get(pair[0], "/v1/entities/counter?prefix=page-39")
+    assert [row["id"] for row in page_39["entities"]] == ["page-39"]
+    shard = entities[0]["shard"]
     same = await get(pair[0], f"/v1/entities/counter?shard={shard}")
     assert {row["shard"] for row in same["entities"]} == {shard}
 
@@ -410,7 +410,7 @@ async def test_the_checkup_collects_what_each_member_and_the_store_say(nodes: No
     rows = {row["node"]: row for row in page["members"]}
     assert set(rows) == {str(first.me), str(second.me)}
     shards = [row["types"]["counter"]["shards"] for row in rows.values()]
-    assert sorted(shard for found in shards for shard in found) == list("012345")
+    assert sorted(shard for parts in shards for shard in parts) == list("012345")
     for row in rows.values():
         assert row["answered"]
         assert row["types"]["counter"]["registered"]
@@ -433,9 +433,9 @@ async def test_the_checkup_says_that_the_store_does_not_answer(nodes: Nodes) -> 
 async def test_N13_explain_tells_what_became_of_a_shard_and_of_its_entities(nodes: Nodes) -> None:
     bus = application()
     [first] = await nodes.cluster(bus, 1)
-    known = IDS[0]
-    shard = first.regions["counter"].router.shard_of(known)
-    await first.ref("counter", known).add(1)
+    entity_id = IDS[0]
+    shard = first.regions["counter"].router.shard_of(entity_id)
+    await first.ref("counter", entity_id).add(1)
     second = await nodes.start(bus)
     await nodes.agree(2)
     [born] = (await get(second, f"/v1/explain/counter?shard={shard}"))["history"][:1]
@@ -445,7 +445,7 @@ async def test_N13_explain_tells_what_became_of_a_shard_and_of_its_entities(node
     await nodes.leave(first)
     said = await get(second, f"/v1/explain/counter?shard={shard}")
     assert (said["node"], said["state"]) == (str(second.me), "running")
-    entity = await get(second, f"/v1/explain/counter/{known}")
+    entity = await get(second, f"/v1/explain/counter/{entity_id}")
     assert entity["history"] == said["history"] == [], "it is a new coordinator's"
     third = await nodes.start(bus)
     await nodes.agree(2)

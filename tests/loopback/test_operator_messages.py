@@ -1,4 +1,5 @@
-"""What an operator sees of handlers, and sends to entities: over HTTP, on real nodes."""
+"""The operator's view of handlers, and the operator's messages to entities: over HTTP, on real
+nodes."""
 
 from __future__ import annotations
 
@@ -95,8 +96,8 @@ async def test_typed_arguments_and_answers_travel_as_json(nodes: Nodes) -> None:
         assert answer.json()["answer"] == "9223372036854775807", "no digit is lost"
         answer = await http.post("/v1/send/note/n", json={"any": {"$bytes": "AA=="}})
         assert '"$bytes": "AA=="' in answer.json()["answer"]
-        told = await http.post("/v1/send/cart/c1?handler=add&tell=true", json=[tea])
-        assert (told.json()["answer"], told.json()["error"]) == (None, None)
+        tell = await http.post("/v1/send/cart/c1?handler=add&tell=true", json=[tea])
+        assert (tell.json()["answer"], tell.json()["error"]) == (None, None)
         answer = await http.post("/v1/send/copy/x?handler=where", json=[])
         assert answer.json()["answer"].count('"here"') == 2, "every instance has answered"
 
@@ -138,7 +139,7 @@ async def test_each_message_is_in_the_log_with_its_sender_and_without_its_argume
         async with operator(node) as http:
             await http.post("/v1/send/cart/c-7?handler=pay", json=[SECRET])
             await http.post("/v1/send/note/n-1", json=SECRET)
-    [paid, noted] = [one for one in caplog.records if "message sent" in one.getMessage()]
+    [paid, noted] = [record for record in caplog.records if "message sent" in record.getMessage()]
     said = "message sent to pay of 'c-7': by operator at 127.0.0.1"
     assert (paid.levelno, paid.getMessage()) == (logging.WARNING, f"cart: {said}")
     assert noted.getMessage() == "note: message sent to receive of 'n-1': by operator at 127.0.0.1"
@@ -187,8 +188,8 @@ async def test_handlers_of_all_nodes_with_their_calls_failures_and_last_exceptio
     assert 0 < rows["total"]["p50"] <= rows["total"]["p99"] < 30
     pay = rows["pay"]
     assert (pay["calls"], pay["failures"], len(pay["last"])) == (4, 4, 3)
-    assert "c3" in {one["entity"] for one in pay["last"]}, "the newest are kept"
-    assert {one["error"] for one in pay["last"]} == {"ValueError"}
+    assert "c3" in {failure["entity"] for failure in pay["last"]}, "the newest are kept"
+    assert {failure["error"] for failure in pay["last"]} == {"ValueError"}
     assert "in pay" in pay["last"][-1]["stack"] + pay["last"][0]["stack"]
     assert sum(rates["cart"].values()) > 0
     shards = {first.regions["cart"].router.shard_of(f"c{n}") for n in range(12)}
@@ -241,6 +242,6 @@ async def test_the_hour_of_a_node_that_has_ended_is_shown_by_a_node_that_was_nev
     await nodes.leave(gone)
     await nodes.agree(3)
     answer = await pages[third]["history"]()
-    assert [one["node"] for one in answer["ended"]] == [str(gone.me)]
+    assert [hour["node"] for hour in answer["ended"]] == [str(gone.me)]
     assert max(row[1] for row in answer["rows"]) == 4, "the steps of the node that has ended"
     assert sum(row[received] for row in answer["rows"]) >= before

@@ -71,15 +71,15 @@ async def test_TS20_new_shards_go_to_the_node_with_the_highest_version(nodes: No
     assert hosts([new], "counter").keys() == {str(shard) for shard in range(4, SHARDS)}
     await nodes.leave(old[1])
     await touch(nodes, range(SHARDS))
-    found = hosts([old[0], new], "counter")
-    assert len(found) == SHARDS
-    assert sum(where == [old[0]] for where in found.values()) == 2, "nothing came back to it"
+    homes = hosts([old[0], new], "counter")
+    assert len(homes) == SHARDS
+    assert sum(where == [old[0]] for where in homes.values()) == 2, "nothing came back to it"
 
 
 def home(nodes: Nodes, shard: int) -> Node | None:
     """Where the shard runs, if it runs in one place."""
-    found = hosts(nodes.all, "counter").get(str(shard), [])
-    return found[0] if len(found) == 1 else None
+    homes = hosts(nodes.all, "counter").get(str(shard), [])
+    return homes[0] if len(homes) == 1 else None
 
 
 async def at(nodes: Nodes, shard: int, node: Node) -> None:
@@ -112,8 +112,8 @@ async def test_B69_places_outlive_the_coordinator_and_a_full_stop(nodes: Nodes) 
     places = f"5={trio[2].me}", "6=127.0.0.1:1"
     await shard_pages.place(Administration(trio[1]), "counter", places)
     await nodes.leave(trio[0])
-    told = await until(lambda: listed(trio[1]), "the next coordinator")
-    assert told == {"5": str(trio[2].me.address), "6": "127.0.0.1:1"}
+    shown = await until(lambda: listed(trio[1]), "the next coordinator")
+    assert shown == {"5": str(trio[2].me.address), "6": "127.0.0.1:1"}
     await touch(nodes, range(SHARDS))
     assert home(nodes, 5) is trio[2]
     ports = [node.me.port for node in trio[1:]]
@@ -266,14 +266,14 @@ async def test_B77_a_pause_holds_the_balance_and_outlives_the_coordinator(nodes:
 
 async def pace(node: Node) -> dict[str, object]:
     """How fast the coordinator moves shards; nothing while there is none."""
-    found = await shard_pages.shards(Administration(node), "counter")
-    wanted = {name: found[name] for name in ("paused", "moves_at_a_time")}
-    return wanted if found["paused"] is not None else {}
+    page = await shard_pages.shards(Administration(node), "counter")
+    pace_fields = {name: page[name] for name in ("paused", "moves_at_a_time")}
+    return pace_fields if page["paused"] is not None else {}
 
 
 class Chosen:
-    """A strategy of the user's own: shards live at the node that is chosen at the moment, and of
-    those that live elsewhere the ones that are named move there."""
+    """A strategy of the user's own: shards live at the node that is chosen at the moment, and named
+    shards that live elsewhere move there."""
 
     def __init__(self) -> None:
         self.node: NodeId | None = None
@@ -298,16 +298,16 @@ class Chosen:
 
 
 async def test_TS14_a_strategy_of_the_users_own_places_and_moves_shards(nodes: Nodes) -> None:
-    own = Chosen()
-    bus = application(allocation=own)
+    strategy = Chosen()
+    bus = application(allocation=strategy)
     first, second = await nodes.cluster(bus, 2)
-    own.node = second.me
+    strategy.node = second.me
     await touch(nodes, range(6))
     assert all(home(nodes, shard) is second for shard in range(6))
-    own.node = first.me
+    strategy.node = first.me
     await touch(nodes, range(6, SHARDS))
     assert all(home(nodes, shard) is first for shard in range(6, SHARDS))
-    own.movable = ("1", "3", "7")
+    strategy.movable = ("1", "3", "7")
     await shard_pages.rebalance(Administration(second), "counter", None, None)
     await at(nodes, 1, first)
     await at(nodes, 3, first)
@@ -320,9 +320,9 @@ async def test_TS14_a_strategy_that_fails_leaves_nobody_without_a_home(nodes: No
     bus = application(allocation=Chosen())
     first, second = await nodes.cluster(bus, 2)
     await touch(nodes, range(SHARDS))
-    found = hosts(nodes.all, "counter")
-    assert sorted(found) == sorted(str(shard) for shard in range(SHARDS))
-    assert {str(n.me) for where in found.values() for n in where} == {str(first.me), str(second.me)}
+    homes = hosts(nodes.all, "counter")
+    assert sorted(homes) == sorted(str(shard) for shard in range(SHARDS))
+    assert {str(n.me) for where in homes.values() for n in where} == {str(first.me), str(second.me)}
     assert first.records.notes[("counter", "strategy_failed")] == 1
 
 
@@ -345,21 +345,21 @@ async def test_TS14_a_strategy_that_hangs_stops_no_loop_and_is_named(
 ) -> None:
     monkeypatch.setattr(strategy_calls, "ANSWER_S", 0.05)
     monkeypatch.setattr(coordinator_shell, "ANSWER_S", 0.05)
-    own = Hangs()
-    first, second = await nodes.cluster(application(allocation=own), 2)
+    strategy = Hangs()
+    first, second = await nodes.cluster(application(allocation=strategy), 2)
     try:
         await touch(nodes, range(SHARDS))
-        found = hosts(nodes.all, "counter")
-        assert {str(n.me) for at in found.values() for n in at} == {str(first.me), str(second.me)}
-        assert len(own.threads) == 1
-        assert own.threads != [threading.get_ident()]
+        homes = hosts(nodes.all, "counter")
+        assert {str(n.me) for at in homes.values() for n in at} == {str(first.me), str(second.me)}
+        assert len(strategy.threads) == 1
+        assert strategy.threads != [threading.get_ident()]
         [[method, what]] = answer_checkup(Administration(first))["types"]["counter"]["strategy"]
         assert method == "Hangs.allocate"
         assert what.startswith("has not returned for")
         with pytest.raises(Refused, match="the strategy of 'counter' has not answered"):
             await shard_pages.plan(Administration(second), "counter", 1, ())
     finally:
-        own.go_on.set()
+        strategy.go_on.set()
 
 
 async def test_N9_shards_with_many_messages_are_spread_by_load(nodes: Nodes) -> None:

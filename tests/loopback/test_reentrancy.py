@@ -15,7 +15,7 @@ from tests.waiting import PATIENCE_S, until
 
 A, B, C = "page-0", "page-1", "page-2"
 WAYS = ["await", "later", "gather", "group", "wait", "wait_for", "shield", "timeout", "in_turn"]
-"""How a handler may wait for what it asks."""
+"""How a handler may wait for its own asks."""
 
 
 @dataclass
@@ -86,7 +86,7 @@ def application() -> tuple[ShardBus, Any]:
                 return await self._await(path)
 
         async def _in_turn(self, path: list[str]) -> Any:
-            """Two asks at a time; the one that closes the cycle is not awaited yet."""
+            """Two asks at a time; the ask that closes the cycle is not awaited yet."""
             harmless = self.other("page-59").wait()
             answer = self.other(path[0]).walk(path[1:])
             await harmless
@@ -127,7 +127,7 @@ def application() -> tuple[ShardBus, Any]:
 
         @handler
         def put_aside(self, path: list[str]) -> str:
-            """Answered at the second time; what it asks in the first is nobody's affair."""
+            """Answered at the second time; its asks in the first are ignored."""
             if self.kept:
                 return "second"
             self.kept.append(self.other(path[0]).walk(path[1:]))
@@ -224,12 +224,12 @@ async def test_however_the_handler_waits(nodes: Nodes) -> None:
     client = await nodes.client()
     for way in WAYS:
         stop.seen.clear()
-        asked = asyncio.ensure_future(client.ref(stop, A).walk([B, A], way))
+        ask = asyncio.ensure_future(client.ref(stop, A).walk([B, A], way))
         await until(lambda: B in stop.seen, f"the end of a cycle of {way}")
         assert isinstance(stop.seen[B], ReentrancyError), way
         stop.gate.set()
         with pytest.raises(EntityFailed, match="ReentrancyError"):
-            await asked
+            await ask
 
 
 async def test_an_ask_that_is_sent_on_keeps_its_chain(nodes: Nodes) -> None:
@@ -251,18 +251,18 @@ async def test_an_ask_that_waited_for_a_home_keeps_its_chain(nodes: Nodes) -> No
     client = await nodes.client()
     assert await client.ref(stop, A).walk([]) == [A]
     with pytest.raises(EntityFailed, match="ReentrancyError"):
-        await client.ref(stop, A).walk([B, A])  # nobody has asked for B's shard
+        await client.ref(stop, A).walk([B, A])  # no message went to B's shard
 
 
 async def test_a_message_that_was_put_aside_keeps_its_chain(nodes: Nodes) -> None:
     bus, stop = application()
     await spread(nodes, bus)
     client = await nodes.client()
-    asked = asyncio.ensure_future(client.ref(stop, A).ask_by("walk_at_the_second_time", [B, A]))
+    ask = asyncio.ensure_future(client.ref(stop, A).ask_by("walk_at_the_second_time", [B, A]))
     await until(lambda: stop.kept, "the first time")
     await client.ref(stop, B).bring_back()
     with pytest.raises(EntityFailed, match="ReentrancyError"):
-        await asked
+        await ask
     assert stop.seen[B].cycle == named("010")  # type: ignore[attr-defined]
 
 
@@ -270,11 +270,11 @@ async def test_what_comes_of_work_keeps_the_chain_of_who_waits_for_it(nodes: Nod
     bus, stop = application()
     await spread(nodes, bus)
     client = await nodes.client()
-    asked = asyncio.ensure_future(client.ref(stop, A).ask_by("walk_after_work", [B, A]))
+    ask = asyncio.ensure_future(client.ref(stop, A).ask_by("walk_after_work", [B, A]))
     await busy(nodes, A)
     stop.gate.set()
     with pytest.raises(EntityFailed, match="ReentrancyError"):
-        await asked
+        await ask
     assert stop.seen[B].cycle == named("010")  # type: ignore[attr-defined]
 
 
@@ -285,7 +285,7 @@ async def home_of(nodes: list[Node], entity_id: str) -> Node:
     return home
 
 
-# What is no cycle
+# Chains that are no cycle
 
 
 async def test_a_tell_closes_no_cycle(nodes: Nodes) -> None:
@@ -397,7 +397,7 @@ async def test_a_start_that_asks_who_waits_for_it(nodes: Nodes) -> None:
 
     await nodes.cluster(bus, 2)
     client = await nodes.client()
-    found = await asyncio.gather(*(client.ref(Asker, f"e-{i}").begin() for i in range(10)))
-    assert [text.partition(";")[0] for text in found] == [
+    outcomes = await asyncio.gather(*(client.ref(Asker, f"e-{i}").begin() for i in range(10)))
+    assert [text.partition(";")[0] for text in outcomes] == [
         f"a cycle of asks: asker 'e-{i}' -> starter 'e-{i}' -> asker 'e-{i}'" for i in range(10)
     ]

@@ -97,8 +97,8 @@ async def test_S2_13_S2_14_TSU21_the_id_is_in_the_message_or_in_an_envelope(node
         await region.tell(EntityEnvelope(number, "decrement"))
     assert await asyncio.gather(*(region.ask(Get(n)) for n in range(30))) == [1] * 30
     for shard, [node] in hosts(pair, "counter").items():
-        found = node.regions["counter"].host.ids(shard)
-        assert {extract_shard_id(i) for i in found} == {shard}
+        ids = node.regions["counter"].host.ids(shard)
+        assert {extract_shard_id(i) for i in ids} == {shard}
     assert len(hosts(pair, "counter")) == SHARDS
     bus.attach(None)
 

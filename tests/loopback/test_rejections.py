@@ -1,4 +1,4 @@
-"""Rejections end to end: over real sockets, relayed, from entity to entity, told and asked."""
+"""Rejections end to end: over real sockets, relayed, from entity to entity, for tells and asks."""
 
 from __future__ import annotations
 

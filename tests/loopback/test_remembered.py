@@ -165,5 +165,5 @@ async def test_N14_a_gauge_says_how_many_are_still_to_start(nodes: Nodes) -> Non
 
     await until(begun, "the lists were read and the first entities started")
     assert host.entities < len(IDS)
-    wanted = f'entities_waiting_to_start{{entity_type="counter"}} {len(IDS) - host.entities}.0'
-    assert f"shardbus_{wanted}" in (await health.metrics(Administration(node))).body.decode()
+    gauge = f'entities_waiting_to_start{{entity_type="counter"}} {len(IDS) - host.entities}.0'
+    assert f"shardbus_{gauge}" in (await health.metrics(Administration(node))).body.decode()

@@ -9,7 +9,6 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from shardbus.errors import StaleEpoch, StaleFence
 from shardbus.ids import Address
@@ -34,22 +33,15 @@ COUNT, EPOCH = 40, 7
 FENCE, OPS = EPOCH << 32, count(1)
 
 
-@pytest_asyncio.fixture
-async def replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Replicas]:
+@pytest.fixture(autouse=True)
+def frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring_change, "LOOKS_MAX_S", 0.2)
-    replicas = Replicas(tmp_path, 3)
-    replicas.start()
-    await replicas.serving()
-    yield replicas
-    replicas.stop()
 
 
-@pytest_asyncio.fixture
+@pytest.fixture
 async def store(replicas: Replicas) -> AsyncIterator[ReplicatedStore]:
-    store = replicas.store(timeout=2.0)
-    await store.start()
-    yield store
-    await store.close()
+    async with replicas.opened(timeout=2.0) as store:
+        yield store
 
 
 async def save(store: ReplicatedStore, first: int, last: int, data: bytes = b"x") -> None:
@@ -86,7 +78,7 @@ async def test_replicas_are_compared_under_load(
     monkeypatch.setattr(ring_reading, "LOOK_AGAIN_S", 0.2)
     await save(store, 0, COUNT)
     servers = [server for server, _ in replicas.servers.values()]
-    await until(lambda: all(one.status()["repairs"]["begun"] for one in servers), "first repairs")
+    await until(lambda: all(s.status()["repairs"]["begun"] for s in servers), "first repairs")
     ended = asyncio.Event()
 
     async def load() -> None:
@@ -100,8 +92,8 @@ async def test_replicas_are_compared_under_load(
     server = replicas.servers[2][0]
     server.registers.forget([bucket_of(state_key("cart", "e-1"))])
     differences, _ = await reader.compare()
-    lost = [one for one in differences if one.key == state_key("cart", "e-1")]
-    assert [reader.address_of(one.disk) for one in lost] == [str(replicas.addresses[2])]
+    lost = [row for row in differences if row.key == state_key("cart", "e-1")]
+    assert [reader.address_of(row.disk) for row in lost] == [str(replicas.addresses[2])]
     reader.close()
     ended.set()
     await loading
@@ -116,8 +108,8 @@ async def test_a_running_replica_reads_its_log(
     data = bytearray(segment.read_bytes())
     data[len(data) // 2] ^= 1
     segment.write_bytes(data)
-    asked = ask_replicas(ZmqNetwork(), CLUSTER, replicas.addresses, 10.0, ReplicaFrame.CHECK)
-    spoiled = [facts["spoiled"] for facts in (await asked).values()]
+    reports = ask_replicas(ZmqNetwork(), CLUSTER, replicas.addresses, 10.0, ReplicaFrame.CHECK)
+    spoiled = [facts["spoiled"] for facts in (await reports).values()]
     assert (spoiled[0], spoiled[2]) == ([], [])
     assert "segment 1 is damaged after" in spoiled[1][0]
 

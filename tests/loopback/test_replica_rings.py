@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from shardbus.ids import Address
 from shardbus.replication import disk_life
@@ -23,21 +22,10 @@ from tests.waiting import until
 COUNT, KEYS = 60, 100
 
 
-@pytest_asyncio.fixture
-async def replicas(tmp_path: Path) -> AsyncIterator[Replicas]:
-    replicas = Replicas(tmp_path, 3)
-    replicas.start()
-    await replicas.serving()
-    yield replicas
-    replicas.stop()
-
-
-@pytest_asyncio.fixture
+@pytest.fixture
 async def store(replicas: Replicas) -> AsyncIterator[ReplicatedStore]:
-    store = replicas.store(timeout=30.0)
-    await store.start()
-    yield store
-    await store.close()
+    async with replicas.opened(timeout=30.0) as store:
+        yield store
 
 
 async def save(

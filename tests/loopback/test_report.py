@@ -46,8 +46,8 @@ async def test_the_recent_events_of_all_members_come_in_order_of_time(nodes: Nod
 
 async def test_events_are_printed(nodes: Nodes, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = await two(nodes)
-    async with http_of(second) as asked:
-        words = ("events", "--node", asked.url, "--event", "memberup", "--last", "9")
+    async with http_of(second) as http:
+        words = ("events", "--node", http.url, "--event", "memberup", "--last", "9")
         assert await shell(*words) == ExitCode.OK
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("MemberUp")[1].split()[0] for line in lines] == [
@@ -61,9 +61,9 @@ async def test_a_report_has_what_could_be_read_and_says_what_could_not(
 ) -> None:
     first, second = await two(nodes)
     out = tmp_path / "report.zip"
-    async with http_of(first) as asked:
-        assert await shell("report", "--node", asked.url, "--out", str(out), "--json") == 0
-        assert await shell("report", "--node", asked.url, "--out", str(out)) == ExitCode.FAILED
+    async with http_of(first) as http:
+        assert await shell("report", "--node", http.url, "--out", str(out), "--json") == 0
+        assert await shell("report", "--node", http.url, "--out", str(out)) == ExitCode.FAILED
     printed = capsys.readouterr()
     assert printed.err.endswith(f"shardbus: {out} exists; name another file with --out\n")
     summary, files = json.loads(printed.out), files_of(out)
@@ -93,11 +93,11 @@ async def test_a_handler_that_waits_is_in_the_list_of_tasks(nodes: Nodes) -> Non
     page = await get(node, "/v1/tasks")
     heard.append(("gate", "open"))
     await asyncio.gather(*waiting)
-    found = [g for g in page["groups"] if any("Cart.wait" in place for place in g["stack"])]
-    names = [name for group in found for name in group["names"]]
+    groups = [g for g in page["groups"] if any("Cart.wait" in place for place in g["stack"])]
+    names = [name for group in groups for name in group["names"]]
     assert sorted(names) == [f"wait of cart 'c{n}'" for n in range(3)]
-    assert sum(group["count"] for group in found) == 3
-    assert {group["state"] for group in found} <= {"waiting", "ready"}
+    assert sum(group["count"] for group in groups) == 3
+    assert {group["state"] for group in groups} <= {"waiting", "ready"}
     assert (page["node"], page["left_out"]) == (str(node.me), 0)
     assert any(row["stack"] for row in page["threads"])
 
@@ -107,14 +107,14 @@ async def test_every_member_is_read_and_a_dead_one_is_named(
 ) -> None:
     first, second = await two(nodes)
     out = tmp_path / "report.zip"
-    async with http_of(first) as asked:
+    async with http_of(first) as http:
         dead = "127.0.0.1:1"
-        urls = {first: asked.url.partition("://")[2], second: dead}
+        urls = {first: http.url.partition("://")[2], second: dead}
         monkeypatch.setattr(
             "shardbus_cli.report.http_urls",
             lambda url, page: [(str(node.me), f"http://{at}") for node, at in urls.items()],
         )
-        assert await shell("report", "--node", asked.url, "--out", str(out)) == ExitCode.OK
+        assert await shell("report", "--node", http.url, "--out", str(out)) == ExitCode.OK
     files, missing = files_of(out), json.loads(files_of(out)["missing.json"])
     assert len([name for name in missing if name.startswith(_folder(second))]) == 9
     assert all(f"no node at http://{dead}" in why for why in missing.values())
@@ -124,10 +124,10 @@ async def test_every_member_is_read_and_a_dead_one_is_named(
         "readyz.json", "livez.json", "metrics.txt",
     }  # fmt: skip
     assert "shardbus_build_info" in files[f"{_folder(first)}/metrics.txt"]
-    told = capsys.readouterr().out
-    assert told.startswith(f"{out}: ")
-    assert "1 of 2 members answered over HTTP" in told
-    assert "missing: nodes/" in told
+    output = capsys.readouterr().out
+    assert output.startswith(f"{out}: ")
+    assert "1 of 2 members answered over HTTP" in output
+    assert "missing: nodes/" in output
 
 
 def _folder(node: Node) -> str:

@@ -1,5 +1,5 @@
-"""A save that its handler gives up, as by `asyncio.timeout`, is in what the next activation loads,
-or is never applied: on real stores, at whatever moment it is given up."""
+"""A save that its handler gives up, as by `asyncio.timeout`, is in the state that the next
+activation loads, or is never applied: on real stores, at whatever moment it is given up."""
 
 from __future__ import annotations
 

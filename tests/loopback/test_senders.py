@@ -1,4 +1,4 @@
-"""The bound on what a sender keeps, and the reports of tells that were dropped."""
+"""The bound on a sender's buffer, and the reports of tells that were dropped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PAYLOAD = bytes(64 * 1024)
 
 
 class Application:
-    """Entities that wait for a gate, and what they were told."""
+    """Entities that wait for a gate, and the messages that they got."""
 
     def __init__(self) -> None:
         bus = self.bus = ShardBus("senders")
@@ -67,7 +67,7 @@ def held(client: AsyncClient) -> int:
 
 
 def queued(client: AsyncClient) -> int:
-    """The weight of what waits for entities without room."""
+    """The weight of the messages that wait for entities without room."""
     return sum(
         session.outbox.held.weight for session in client._endpoint.sessions() if session.outbox.held
     )
@@ -172,7 +172,7 @@ def test_the_bound_is_well_above_the_window() -> None:
         AsyncClient("tcp://127.0.0.1:1", cluster="senders", send_buffer_bytes=SEND_BUFFER_MIN - 1)
 
 
-# What is dropped behind the acknowledgement
+# Messages dropped behind the acknowledgement
 
 
 async def refusals(client: AsyncClient, expected: dict[str, int]) -> None:

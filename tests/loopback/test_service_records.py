@@ -44,11 +44,11 @@ class NameServer:
                 return
             question = dns.message.from_wire(data)
             reply, name = dns.message.make_response(question), question.question[0].name
-            found = RECORDS.get(name.to_text())
-            if found is None:
+            records = RECORDS.get(name.to_text())
+            if records is None:
                 reply.set_rcode(dns.rcode.NXDOMAIN)
             else:
-                reply.answer.append(dns.rrset.from_text(name, 5, "IN", "SRV", *found))
+                reply.answer.append(dns.rrset.from_text(name, 5, "IN", "SRV", *records))
             self.socket.sendto(reply.to_wire(), sender)
 
     def close(self) -> None:
@@ -77,10 +77,10 @@ async def test_B145_every_address_of_every_host_is_a_contact_at_the_port_of_its_
     server: NameServer,
 ) -> None:
     hosts = {"a.shop": ("10.0.0.2", "10.0.0.1"), "b.shop": ("10.0.0.3",)}
-    found: list[tuple[Address, ...]] = []
+    published: list[tuple[Address, ...]] = []
 
     def look(contacts: tuple[Address, ...]) -> bool:
-        found.append(contacts)
+        published.append(contacts)
         return False
 
     store = MemoryStore(MemoryData())
@@ -95,9 +95,9 @@ async def test_B145_every_address_of_every_host_is_a_contact_at_the_port_of_its_
         service_look_up(server.resolver),
     )
     discovery.start()
-    await until(lambda: bool(found), "the contacts")
+    await until(lambda: bool(published), "the contacts")
     await discovery.close()
-    assert set(found[0]) == {
+    assert set(published[0]) == {
         Address("10.0.0.1", 7355),
         Address("10.0.0.2", 7355),
         Address("10.0.0.1", 7356),

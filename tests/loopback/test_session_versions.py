@@ -1,4 +1,4 @@
-"""What the two sides of a session say that they speak, and builds that say nothing."""
+"""The versions that the two sides of a session declare, and builds that declare none."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def ends(nodes: Nodes) -> tuple[Session, Session]:
     client = await nodes.client(node)
     assert await client.call("stock", "fig", "take", 3) == 3
     [of_client] = client._endpoint.outgoing_sessions
-    [of_node] = [one.session for one in node.endpoint.incoming.by_name.values()]
+    [of_node] = [incoming.session for incoming in node.endpoint.incoming.by_name.values()]
     return of_client, of_node
 
 

@@ -1,4 +1,4 @@
-"""What sharding must do while nodes come, go, die and lose each other, on real nodes."""
+"""The duties of sharding while nodes come, go, die and lose each other, on real nodes."""
 
 from __future__ import annotations
 
@@ -333,7 +333,7 @@ async def test_S2_5_a_weakly_up_node_hosts_nothing_before_it_is_up() -> None:
 
 
 class Passage:
-    """A way to a port; what comes through it waits while it is closed."""
+    """A way to a port; bytes through it wait while it is closed."""
 
     def __init__(self, target: int) -> None:
         self.port, self.open = free_port(), asyncio.Event()
@@ -365,7 +365,7 @@ class Passage:
 
 
 async def test_TS2_a_black_hole_delays_and_loses_nothing(nodes: Nodes) -> None:
-    """What goes from the second node to the first, with the coordinator, is swallowed for a while;
+    """Frames from the second node to the first, with the coordinator, are swallowed for a while;
     gossip and heartbeats have sockets of their own."""
     bus, port = application(), free_port()
     passage = Passage(port)
@@ -377,11 +377,11 @@ async def test_TS2_a_black_hole_delays_and_loses_nothing(nodes: Nodes) -> None:
     await nodes.agree(2)
     old, new = IDS[:20], IDS[20:]
     assert await ask_all(second, "add", old) == [1] * 20
-    known = homes([first, second])
+    before = homes([first, second])
     shard_of = first.regions["counter"].router.shard_of
-    fresh = [i for i in new if shard_of(i) not in known]
-    there = [i for i in old if known[shard_of(i)] is first]
-    here = [i for i in old if known[shard_of(i)] is second]
+    fresh = [i for i in new if shard_of(i) not in before]
+    there = [i for i in old if before[shard_of(i)] is first]
+    here = [i for i in old if before[shard_of(i)] is second]
     assert there
     assert here
     passage.open.clear()
@@ -400,9 +400,9 @@ async def test_TS2_without_a_store_new_shards_wait_and_known_ones_work(
 ) -> None:
     first, second = await nodes.cluster(application(), 2, coordinator_failure_backoff=0.1, **FAST)
     assert await ask_all(second, "add", IDS[:5]) == [1] * 5
-    known = homes([first, second])
+    before = homes([first, second])
     shard_of = first.regions["counter"].router.shard_of
-    fresh = [i for i in IDS if shard_of(i) not in known]
+    fresh = [i for i in IDS if shard_of(i) not in before]
     assert fresh
     write = MemoryStore.write_homes
 
@@ -487,12 +487,12 @@ async def test_TS23_while_the_whole_cluster_stops_messages_flow_and_nothing_move
     trio = await nodes.cluster(application(allocation=chosen), 3, **FAST)
     chosen.home = trio[1].me
     assert await ask_all(trio[0], "add", IDS[:30]) == [1] * 30
-    known = homes(trio)
+    before = homes(trio)
     trio[2].cluster.post(cluster.PrepareForShutdown())
     await asyncio.gather(
         *(asyncio.wait_for(node.membership.cluster_stops, PATIENCE_S) for node in trio)
     )
-    chosen.move = dict.fromkeys(known, trio[2].me)
+    chosen.move = dict.fromkeys(before, trio[2].me)
     coordinator = trio[0].singletons["counter"].coordinator.machine
     assert coordinator is not None
     answer_rebalance(Administration(trio[0]), "counter")
@@ -500,7 +500,7 @@ async def test_TS23_while_the_whole_cluster_stops_messages_flow_and_nothing_move
         due = coordinator.deadline()
         await until(lambda due=due: coordinator.deadline() != due, "a look at the balance")
         assert await ask_all(trio[2], "add", IDS[:30]) == [added] * 30
-    assert homes(trio) == known
+    assert homes(trio) == before
     assert [what for _, what in Counter.log] == ["start"] * 30
 
 
@@ -518,7 +518,7 @@ async def test_TS15_a_shard_for_each_entity(nodes: Nodes) -> None:
     assert loads(trio[1:]) == [30] * 2
 
 
-# What is shown
+# Pages
 
 
 async def page(node: Node, path: str) -> Any:
@@ -538,8 +538,8 @@ async def test_TS16_what_runs_where_is_shown_empty_full_and_after_a_leave(nodes:
         return [(row["id"], row["node"]) for row in rows]
 
     def true() -> dict[str, tuple[str, int]]:
-        found = homes(nodes.all)
-        return {s: (str(n.me), n.regions["counter"].host.shards[s].live) for s, n in found.items()}
+        now = homes(nodes.all)
+        return {s: (str(n.me), n.regions["counter"].host.shards[s].live) for s, n in now.items()}
 
     assert await shown() == {}
     assert await entities() == []
@@ -566,15 +566,15 @@ async def test_TS16_TSU16_who_does_not_answer_is_not_shown_as_empty(
     monkeypatch.setattr(second.rpc, "asked", lambda session, run: None)
     rows = (await page(first, "/v1/shards/counter"))["shards"]
     unknown = [row["entities"] for row in rows if row["node"] == str(second.me)]
-    known = [row["entities"] for row in rows if row["node"] == str(first.me)]
+    counts = [row["entities"] for row in rows if row["node"] == str(first.me)]
     assert unknown == [None] * 6
-    assert min(known) > 0
+    assert min(counts) > 0
     shown = await page(first, "/v1/entities/counter")
     assert {row["node"] for row in shown["entities"]} == {str(first.me)}
     assert shown["silent"] == [str(second.me)]
 
 
-# What is not there
+# Missing names
 
 
 async def test_TS17_a_type_that_the_oldest_node_does_not_have_is_unknown_there_only(
@@ -593,9 +593,9 @@ async def test_TS17_a_type_that_the_oldest_node_does_not_have_is_unknown_there_o
         await client.ask("conter", "x", "get")
     assert await client.call("page", "x", "add") == 1
     assert await second.ref("page", "x").within(PATIENCE_S).add() == 2
-    found = await page(second, "/v1/entities/page")
-    assert found["silent"] == [], "a node without the type has none, and says so"
-    assert found["entities"][0]["node"] == str(second.me)
+    page_ = await page(second, "/v1/entities/page")
+    assert page_["silent"] == [], "a node without the type has none, and says so"
+    assert page_["entities"][0]["node"] == str(second.me)
     assert first.endpoint.dropped_frames.get("unknown_type", 0) == 0, "it is asked nothing"
 
 

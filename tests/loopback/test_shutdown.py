@@ -1,4 +1,5 @@
-"""A node leaves phase by phase, and what applications hang in finds the node as the phase says."""
+"""A node leaves phase by phase, and the application's tasks of a phase find the node in that
+phase."""
 
 from __future__ import annotations
 
@@ -121,7 +122,7 @@ async def test_a_handoff_that_is_late_ends_the_node_without_leaving(
 
 @pytest.mark.parametrize("phase", ["service-unbind", HAND_OFF])
 async def test_a_node_that_is_downed_as_it_leaves_stops_at_once(nodes: Nodes, phase: str) -> None:
-    """What phases are for is over: others have its shards."""
+    """The purpose of phases is fulfilled: others have its shards."""
     bus, _ = application()
     pair = await nodes.cluster(bus, 2)
     leaver, seen, said = pair[1], list[str](), list[str]()

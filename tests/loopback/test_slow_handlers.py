@@ -43,7 +43,7 @@ async def test_a_handler_that_blocks_and_one_that_waits(caplog: pytest.LogCaptur
         node = await nodes.start(bus)
         await node.ref(Page, "a").block()
         assert told("blocks the loop").startswith("block of page 'a' blocks the loop since")
-        asked = node.ref(Page, "b").reach("c")
+        ask = node.ref(Page, "b").reach("c")
         first = await until(lambda: told("has waited"), "the warning")
         assert first.startswith("reach of page 'b' has waited")
         assert first.endswith("; no answer yet from page 'c'")
@@ -56,4 +56,4 @@ async def test_a_handler_that_blocks_and_one_that_waits(caplog: pytest.LogCaptur
             await until(both, "the count of both that wait")
             assert counted % ("blocked", 1) in (await client.get("/metrics")).text
         Page.gate.set()
-        await asked
+        await ask

@@ -1,5 +1,5 @@
-"""A stored table with rows that cannot be true: the coordinator takes what is sound, says what was
-not, and gives those shards homes anew."""
+"""A stored table with rows that cannot be true: the coordinator takes the sound rows, reports the
+others, and gives those shards homes anew."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ async def test_the_next_coordinator_rules_over_what_is_sound(
         await first.close()  # as a crash: nothing is handed off, so nothing is written before
         await until(lambda: second.coordinator_of("counter") == second.me, "the next coordinator")
         assert await asyncio.gather(*(second.ref(counter, i).add() for i in ids))
-        told = [r.getMessage() for r in caplog.records if "rows dropped 5: " in r.getMessage()]
-        assert len(told) == 1
+        messages = [r.getMessage() for r in caplog.records if "rows dropped 5: " in r.getMessage()]
+        assert len(messages) == 1
         async with http(second) as client:
             text = (await client.get("/metrics")).text
         line = 'shardbus_sharding_notes_total{entity_type="counter",kind="rows_dropped"} 5.0'

@@ -1,5 +1,5 @@
-"""A class with a newer version reads what the older one has stored; what none can read is an error
-at once: over sockets, asked, told, relayed, and from entity to entity."""
+"""A class with a newer version reads the older one's state; a state that none can read is an error
+at once: over sockets, by ask, by tell, relayed, and from entity to entity."""
 
 from __future__ import annotations
 
@@ -115,13 +115,13 @@ async def test_what_no_version_can_read_is_an_error_at_once(nodes: Nodes) -> Non
         assert place == ("cart", entity_id, 1)
         assert error.definite
         assert "KeyError: 'things'" in str(error)
-        with pytest.raises(EntityFailed) as asked:
+        with pytest.raises(EntityFailed) as failure:
             await client.ref(clerk, "c").look(entity_id)
-        assert asked.value.type == "StateUnreadable"
-        assert not asked.value.definite, "the clerk's handler ran"
+        assert failure.value.type == "StateUnreadable"
+        assert not failure.value.definite, "the clerk's handler ran"
     named = [node.regions["cart"].host.counts.failed.unreadable for node in nodes.all]
     assert sum(map(len, named)) == len(IDS)
-    assert any("KeyError" in one.get(f"x{IDS[0]}", "") for one in named)
+    assert any("KeyError" in record.get(f"x{IDS[0]}", "") for record in named)
     await client.ref(cart, f"x{IDS[0]}").show.tell()
     await until(lambda: client.refused_messages == {"start_failed": 1}, "the report")
     assert await client.ref(cart, IDS[0]).show() == {"tea": 1}
@@ -139,10 +139,10 @@ def test_declarations_are_checked() -> None:
     ):
         with pytest.raises(ConfigError, match=why):
             bus.migrate(kind, version)
-    for given, why in (
+    for declaration, why in (
         ({"state_version": 0}, "state_version is 0, not 1 to 65534"),
         ({"state_version": "2"}, "state_version is '2'"),
         ({"state_version": 2}, "state_version without a state"),
     ):
         with pytest.raises(ConfigError, match=why):
-            bus.entity("other", **given)(type("Other", (Anything,), {}))  # type: ignore[arg-type]
+            bus.entity("other", **declaration)(type("Other", (Anything,), {}))  # type: ignore[arg-type]

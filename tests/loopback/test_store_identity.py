@@ -16,8 +16,8 @@ from tests.waiting import until
 
 async def test_nodes_with_a_file_each_refuse_each_other(nodes: Nodes, tmp_path: Path) -> None:
     bus = application()[0]
-    one, two = tmp_path / "one.db", tmp_path / "two.db"
-    nodes.open_store = lambda: SqliteStore(one, timeout=10.0)
+    first_file, two = tmp_path / "one.db", tmp_path / "two.db"
+    nodes.open_store = lambda: SqliteStore(first_file, timeout=10.0)
     first = await nodes.start(bus)
     nodes.open_store = lambda: SqliteStore(two, timeout=10.0)
     other = await nodes.start(bus, up=False)

@@ -1,5 +1,4 @@
-"""The PostgreSQL store against a real server: the whole suite, then what only a server can do to
-it."""
+"""The PostgreSQL store against a real server: the whole suite, then faults that need a server."""
 
 from __future__ import annotations
 
@@ -127,8 +126,8 @@ async def late(admin: Any, store: PostgresStore, statement: Statement, *args: An
 async def test_batches_in_opposite_orders_wait_for_each_other_and_never_deadlock(
     store: PostgresStore, url: str, schema: str, admin: Any
 ) -> None:
-    """A lock in the middle makes both wait there. Without an order one would hold `a` and want `z`,
-    the other the reverse."""
+    """A lock in the middle makes both wait there. Without an order one would hold `a` and wait for
+    `z`, the other the reverse."""
     names = ["a", "m", "z"]
     await store.save_states([save(name, 1, b"0", n) for n, name in enumerate(names, 1)])
     before = await admin.fetchval("SELECT sum(deadlocks) FROM pg_stat_database")
@@ -143,8 +142,8 @@ async def test_batches_in_opposite_orders_wait_for_each_other_and_never_deadlock
             ]
             await some_wait(admin, 2)
         assert await asyncio.gather(*both) == [[None] * 3] * 2
-    found = {await store.load_state("counter", "7", name, 1) for name in names}
-    assert found in ({b"1"}, {b"2"})
+    outcomes = {await store.load_state("counter", "7", name, 1) for name in names}
+    assert outcomes in ({b"1"}, {b"2"})
     assert await admin.fetchval("SELECT sum(deadlocks) FROM pg_stat_database") == before
 
 
@@ -157,8 +156,8 @@ async def test_loads_in_opposite_orders_never_deadlock(
         async with admin.transaction():
             await admin.execute(f"UPDATE {schema}.entity SET seq = seq WHERE id = 'm'")
             both = [
-                asyncio.gather(*(one.load_state("counter", "7", name, 2) for name in order))
-                for one, order in ((store, names), (other, names[::-1]))
+                asyncio.gather(*(client.load_state("counter", "7", name, 2) for name in order))
+                for client, order in ((store, names), (other, names[::-1]))
             ]
             await some_wait(admin, 2)
         assert await asyncio.gather(*both) == [[b"0"] * 3] * 2
@@ -407,7 +406,7 @@ async def test_lost_tables_are_noticed_and_created_anew(
 async def test_a_standby_is_passed_over_and_followed_when_it_is_promoted(
     server: PostgresServer, schema: str
 ) -> None:
-    """And what the primary had not sent to it is lost, which the store reports."""
+    """And writes that the primary had not sent to it are lost, which the store reports."""
     standby = PostgresServer(copy_of=server)
     await asyncio.to_thread(standby.__enter__)
     try:

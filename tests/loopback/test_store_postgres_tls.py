@@ -118,9 +118,11 @@ async def test_a_certificate_opens_the_server_and_without_one_the_user_is_refuse
 ) -> None:
     certificate, key = certificates.issue(CERTIFIED, "DNS:client")
     trusted = {"sslmode": "verify-full", "sslrootcert": str(certificates.authority)}
-    own = {"sslcert": str(certificate), "sslkey": str(key)}
+    options = {"sslcert": str(certificate), "sslkey": str(key)}
     store = open_store(
-        server.url(CERTIFIED, **trusted, **own, schema="certified"), cluster="shop", timeout=LONG_S
+        server.url(CERTIFIED, **trusted, **options, schema="certified"),
+        cluster="shop",
+        timeout=LONG_S,
     )
     await store.start()
     assert await store.save_states([save("a", 1, b"x", next(operations))]) == [None]

@@ -1,4 +1,4 @@
-"""The Redis store against a real server: the whole suite, then what only a server can do to it."""
+"""The Redis store against a real server: the whole suite, then faults that need a server."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ slots that move, and a master that is replaced."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,24 +30,9 @@ SHARDS = 100
 STATES = [f"e-{n}" for n in range(3000)]
 
 
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisClusterServers]:
-    with RedisClusterServers(tmp_path_factory.mktemp("cluster")) as servers:
-        asyncio.run(servers.form())
-        yield servers
-
-
 @pytest.fixture
-def empty(servers: RedisClusterServers) -> RedisClusterServers:
-    for master in servers.masters:
-        with servers.client(master) as client:
-            client.flushall()
-    return servers
-
-
-@pytest.fixture
-async def store(empty: RedisClusterServers) -> AsyncIterator[StateStore]:
-    store = open_store(empty.url, cluster="shop", timeout=LONG_S)
+async def store(empty_cluster: RedisClusterServers) -> AsyncIterator[StateStore]:
+    store = open_store(empty_cluster.url, cluster="shop", timeout=LONG_S)
     await store.start()
     yield store
     await store.close()
@@ -66,8 +51,8 @@ class TestRedisCluster(StoreConformance):
         return lambda seconds: None
 
     @pytest.fixture
-    def store_factory(self, empty: RedisClusterServers) -> StoreFactory:
-        return lambda: open_store(empty.url, cluster="shop", timeout=LONG_S)
+    def store_factory(self, empty_cluster: RedisClusterServers) -> StoreFactory:
+        return lambda: open_store(empty_cluster.url, cluster="shop", timeout=LONG_S)
 
     @pytest.fixture
     def spoil(self) -> Any:
@@ -75,10 +60,12 @@ class TestRedisCluster(StoreConformance):
 
 
 async def test_each_of_three_masters_has_its_share_of_the_states(
-    empty: RedisClusterServers, store: StateStore
+    empty_cluster: RedisClusterServers, store: StateStore
 ) -> None:
     assert set(await store.save_states(states())) == {None}
-    shares = [empty.keys(master, "*:entity:*") / len(STATES) for master in empty.masters]
+    shares = [
+        empty_cluster.keys(master, "*:entity:*") / len(STATES) for master in empty_cluster.masters
+    ]
     assert sum(shares) == 1
     assert all(0.25 <= share <= 0.42 for share in shares), shares
 
@@ -89,12 +76,12 @@ async def test_states_are_read_by_id_whatever_their_shards_are(store: RedisStore
     for layout in ("", f"crc32/{SHARDS}"):
         if layout:
             assert await store.placed("cart", layout) != "", "it is recorded"
-        found = await store.read_states("cart", [*STATES[:300], "unknown"])
-        assert found == [*[b"x"] * 300, None]
+        read = await store.read_states("cart", [*STATES[:300], "unknown"])
+        assert read == [*[b"x"] * 300, None]
 
 
 async def test_slots_move_under_load_and_nothing_is_lost(
-    empty: RedisClusterServers, store: StateStore
+    empty_cluster: RedisClusterServers, store: StateStore
 ) -> None:
     """A slot on its way has some keys here and some there: MOVED, ASK and TRYAGAIN."""
     kept = EntityStates(store, 7)
@@ -113,33 +100,33 @@ async def test_slots_move_under_load_and_nothing_is_lost(
 
     groups = [asyncio.create_task(save(STATES[n:900:90])) for n in range(90)]
     await until(lambda: len(last) == 900, "a first save of each")
-    a, b, _ = empty.masters
+    a, b, _ = empty_cluster.masters
     share = SLOTS // 3
     here = sorted(slot for slot in slots if slot < share)
     assert len(here) > 10
     moved = 0
     for slot in here[:12]:
-        moved += await asyncio.to_thread(empty.move_slot, slot, a, b)
+        moved += await asyncio.to_thread(empty_cluster.move_slot, slot, a, b)
     moving = False
     await asyncio.gather(*groups)
     assert moved > 50
-    found = await store.read_states("cart", list(last))
-    assert found == list(last.values())
+    states = await store.read_states("cart", list(last))
+    assert states == list(last.values())
     for slot in here[:12]:
-        await asyncio.to_thread(empty.move_slot, slot, b, a)
+        await asyncio.to_thread(empty_cluster.move_slot, slot, b, a)
     assert await store.read_states("cart", list(last)) == list(last.values())
 
 
 async def test_a_slot_half_way_serves_its_keys_and_takes_new_ones(
-    empty: RedisClusterServers, store: StateStore
+    empty_cluster: RedisClusterServers, store: StateStore
 ) -> None:
     shard = next(s for s in map(str, range(SHARDS)) if _slot(s) < SLOTS // 3)
     names = [f"k-{n}" for n in range(20)]
     saves = [Save("cart", shard, name, 1, b"old", n) for n, name in enumerate(names, 1)]
     assert set(await store.save_states(saves)) == {None}
-    a, b, _ = empty.masters
-    slot, ids = _slot(shard), [empty.node_id(server) for server in (a, b)]
-    with empty.client(a) as source, empty.client(b) as target:
+    a, b, _ = empty_cluster.masters
+    slot, ids = _slot(shard), [empty_cluster.node_id(server) for server in (a, b)]
+    with empty_cluster.client(a) as source, empty_cluster.client(b) as target:
         target.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[0])
         source.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[1])
         for key in source.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 10):
@@ -154,25 +141,25 @@ async def test_a_slot_half_way_serves_its_keys_and_takes_new_ones(
         for server in (target, source):
             server.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[1])
     assert await store.read_states("cart", names) == [b"new"] * 21
-    await asyncio.to_thread(empty.move_slot, slot, b, a)
+    await asyncio.to_thread(empty_cluster.move_slot, slot, b, a)
 
 
 async def test_a_master_that_lost_its_data_is_noticed(
-    empty: RedisClusterServers, store: StateStore
+    empty_cluster: RedisClusterServers, store: StateStore
 ) -> None:
     noticed = asyncio.Event()
     on_new_server(store, noticed.set)
-    with empty.client(empty.masters[2]) as client:
+    with empty_cluster.client(empty_cluster.masters[2]) as client:
         client.flushall()
     async with asyncio.timeout(LONG_S):
         await noticed.wait()
 
 
-async def test_the_settings_of_every_master_are_checked(empty: RedisClusterServers) -> None:
-    master = empty.masters[1]
-    store = RedisStore(empty.url, "shardbus:shop", timeout=LONG_S, check_every=0.05)
+async def test_the_settings_of_every_master_are_checked(empty_cluster: RedisClusterServers) -> None:
+    master = empty_cluster.masters[1]
+    store = RedisStore(empty_cluster.url, "shardbus:shop", timeout=LONG_S, check_every=0.05)
     await store.start()
-    with empty.client(master) as client:
+    with empty_cluster.client(master) as client:
         client.config_set("maxmemory-policy", "allkeys-lru")
         try:
             await until(lambda: bool(problems_of(store)), "a problem")
@@ -180,7 +167,7 @@ async def test_the_settings_of_every_master_are_checked(empty: RedisClusterServe
             assert f"127.0.0.1:{master.port} of redis+cluster://" in problem
             assert "maxmemory-policy" in problem
             with pytest.raises(ConfigError, match="may evict stored data"):
-                await open_store(empty.url, cluster="shop", timeout=LONG_S).start()
+                await open_store(empty_cluster.url, cluster="shop", timeout=LONG_S).start()
         finally:
             client.config_set("maxmemory-policy", "noeviction")
     await until(lambda: not problems_of(store), "no problem")
@@ -188,13 +175,13 @@ async def test_the_settings_of_every_master_are_checked(empty: RedisClusterServe
 
 
 async def test_a_master_that_is_away_holds_up_only_its_own_slots(
-    empty: RedisClusterServers,
+    empty_cluster: RedisClusterServers,
 ) -> None:
-    store = open_store(empty.url, cluster="shop", timeout=8.0)
+    store = open_store(empty_cluster.url, cluster="shop", timeout=8.0)
     await store.start()
     kept = EntityStates(store, 7, within=0.0)
     assert set(await store.save_states(states())) == {None}
-    away = empty.masters[2]
+    away = empty_cluster.masters[2]
     away.pause()
     try:
         names = {name: shard_of(name, SHARDS) for name in STATES[:300]}
@@ -210,7 +197,7 @@ async def test_a_master_that_is_away_holds_up_only_its_own_slots(
     finally:
         away.resume()
         await store.close()
-    await until(lambda: all(map(empty.is_master, empty.masters)), "all three")
+    await until(lambda: all(map(empty_cluster.is_master, empty_cluster.masters)), "all three")
 
 
 async def test_a_password_opens_every_server(tmp_path: Path) -> None:
@@ -234,28 +221,28 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 async def test_a_cluster_is_used_through_tls_while_slots_move(
-    empty: RedisClusterServers, certificates: Certificates
+    empty_cluster: RedisClusterServers, certificates: Certificates
 ) -> None:
     """Redirects lead to other masters, whose certificates are checked, too."""
-    async with empty.behind_tls(certificates) as url:
+    async with empty_cluster.behind_tls(certificates) as url:
         store = open_store(url, cluster="shop", timeout=LONG_S)
         await store.start()
         assert set(await store.save_states(states())) == {None}
         assert len((await store.page_stored("cart", "e-1", None, 1000))[0]) > 10
-        a, b, _ = empty.masters
+        a, b, _ = empty_cluster.masters
         slots = sorted(slot for slot in map(_slot, map(str, range(SHARDS))) if slot < SLOTS // 3)
-        assert await asyncio.to_thread(empty.move_slot, slots[0], a, b) > 0
+        assert await asyncio.to_thread(empty_cluster.move_slot, slots[0], a, b) > 0
         assert set(await store.save_states(states(len(STATES), b"new"))) == {None}
         assert await store.read_states("cart", STATES) == [b"new"] * len(STATES)
         await store.close()
-        await asyncio.to_thread(empty.move_slot, slots[0], b, a)
+        await asyncio.to_thread(empty_cluster.move_slot, slots[0], b, a)
 
 
 @pytest.mark.parametrize("authority", ["another", "none", "of another host"])
 async def test_a_cluster_that_is_not_trusted_is_refused_with_the_remedy(
-    empty: RedisClusterServers, certificates: Certificates, tmp_path: Path, authority: str
+    empty_cluster: RedisClusterServers, certificates: Certificates, tmp_path: Path, authority: str
 ) -> None:
-    async with empty.behind_tls(certificates) as url:
+    async with empty_cluster.behind_tls(certificates) as url:
         match authority:
             case "another":
                 theirs = Certificates(tmp_path / "theirs")

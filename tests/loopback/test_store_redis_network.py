@@ -1,4 +1,4 @@
-"""What a network does to the Redis store: lost answers, late commands, a master that moved."""
+"""Faults of a network under the Redis store: lost answers, late commands, a master that moved."""
 
 from __future__ import annotations
 

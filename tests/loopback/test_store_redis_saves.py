@@ -1,5 +1,5 @@
-"""Saves that go to a real Redis without a task (`group_commit.BeginSaves`), and what the server and
-the network do to them."""
+"""Saves that go to a real Redis without a task (`group_commit.BeginSaves`), under faults of the
+server and the network."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_a_stale_save_of_a_batch_fails_alone(redis_url: str) -> None:
         await store.load_state("counter", "7", "b", 9)
         answers = [states.save("counter", "7", entity_id, 1, b"x") for entity_id in "abc"]
         outcomes = await asyncio.gather(*answers, return_exceptions=True)
-        assert [type(one) for one in outcomes] == [type(None), StaleFence, type(None)]
+        assert [type(outcome) for outcome in outcomes] == [type(None), StaleFence, type(None)]
         assert await store.load_state("counter", "7", "b", 9) is None
         await (await begin(states, "d", b"x"))
 
@@ -145,6 +145,6 @@ async def test_what_was_acknowledged_is_stored_while_connections_break(
         proxy.lose_answers = 0
         assert acknowledged
         for entity_id, value in acknowledged.items():
-            found = await store.load_state("counter", "7", entity_id, 1)
-            assert found is not None
-            assert int(found) >= value
+            state = await store.load_state("counter", "7", entity_id, 1)
+            assert state is not None
+            assert int(state) >= value

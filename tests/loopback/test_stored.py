@@ -1,4 +1,4 @@
-"""Clients list what is stored, page by page through the nodes, and call a handler of each."""
+"""Clients list stored ids, page by page through the nodes, and call a handler of each."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ async def test_every_stored_id_comes_once(nodes: Nodes, monkeypatch: pytest.Monk
     await nodes.cluster(bus, 2)
     ids = await fill(nodes, 60)
     client = await nodes.client()
-    found = [key async for key in client.stored(Cart)]
-    assert len(found) == len(ids)
-    assert set(found) == ids
+    keys = [key async for key in client.stored(Cart)]
+    assert len(keys) == len(ids)
+    assert set(keys) == ids
     some = {key async for key in client.stored("cart", prefix="c-01")}
     assert some == {key for key in ids if key.startswith("c-01")}
     of_shard = {key async for key in client.stored(Cart, shard="3")}
@@ -78,14 +78,14 @@ async def test_a_lost_contact_costs_no_id(nodes: Nodes, monkeypatch: pytest.Monk
     first, second = await nodes.cluster(bus, 2)
     ids = await fill(nodes, 40)
     client = await nodes.client(first, second)
-    found = set()
+    keys = set()
     async for key in client.stored(Cart):
-        found.add(key)
-        if len(found) == 12:
+        keys.add(key)
+        if len(keys) == 12:
             [contact] = [node for node in (first, second) if node.me == client.contact]
             nodes.all.remove(contact)
             await contact.close()
-    assert found == ids
+    assert keys == ids
 
 
 async def test_a_client_lists_only_what_it_may_use(nodes: Nodes) -> None:
@@ -145,24 +145,24 @@ async def test_bounds_are_checked(nodes: Nodes) -> None:
 async def test_threads_list_and_call_as_well(nodes: Nodes) -> None:
     node = await nodes.start(bus)
     ids = await fill(nodes, 30)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
 
     def work() -> None:
         with blocking_client(node) as client:
-            found["ids"] = list(client.stored(Cart))
-            found["named"] = client.for_each(Cart, "add", 1, rate=5000)
-            found["called"] = client.for_each(
+            results["ids"] = list(client.stored(Cart))
+            results["named"] = client.for_each(Cart, "add", 1, rate=5000)
+            results["called"] = client.for_each(
                 Cart, lambda cart: cart.add(2), rate=5000, prefix="c-00"
             )
-            found["threads"] = client.for_each(
+            results["threads"] = client.for_each(
                 Cart, lambda cart: names.append(threading.current_thread().name), rate=5000
             )
 
     names: list[str] = []
     await asyncio.to_thread(work)
-    assert set(found["ids"]) == ids
-    assert (found["named"].done, found["named"].failed) == (len(ids) - 1, 1)
-    assert found["called"].done == 10
+    assert set(results["ids"]) == ids
+    assert (results["named"].done, results["named"].failed) == (len(ids) - 1, 1)
+    assert results["called"].done == 10
     assert "shardbus" not in names
 
 

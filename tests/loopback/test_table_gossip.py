@@ -51,8 +51,8 @@ async def test_S3_45_all_nodes_learn_all_homes_and_clients_get_them_at_once(node
     other = await nodes.client(three[1])
     await other.ask("counter", IDS[0], "add", 1)
     region = other._regions._by_name["counter"].router.region
-    known = {s: home.node for s in table.homes if (home := region.home_of(s)) is not None}
-    assert known == table.homes, "with the first request"
+    homes = {s: home.node for s in table.homes if (home := region.home_of(s)) is not None}
+    assert homes == table.homes, "with the first request"
 
 
 async def test_S3_54_after_a_leave_and_a_join_all_have_the_new_table(nodes: Nodes) -> None:

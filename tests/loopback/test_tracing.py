@@ -1,5 +1,5 @@
 """Traces through a real cluster: from a client to an entity, with it to another node, to another
-entity, to the store; and what is sampled."""
+entity, to the store; and the sampling."""
 
 from __future__ import annotations
 
@@ -122,10 +122,10 @@ PICTURED = Path(__file__).resolve().parents[2] / "docs/trace.jsonl"
 @pytest.fixture
 def kept() -> Spans:
     spans.install()
-    found = Spans()
-    found.clear()
+    collected = Spans()
+    collected.clear()
     gates.clear()
-    return found
+    return collected
 
 
 @pytest.fixture
@@ -177,16 +177,16 @@ async def test_B151_one_trace_leads_from_the_client_over_a_move_to_the_second_en
     [request] = kept.named("request")
     trace_ids = {span.get_span_context().trace_id for span in kept.all}  # type: ignore[union-attr]
     assert len(trace_ids) == 1
-    asked = kept.one("ask order")
-    assert parent_of(asked) == id_of(request)
+    ask_span = kept.one("ask order")
+    assert parent_of(ask_span) == id_of(request)
     before, after = kept.named("handle order.place")
     assert [span.attributes["shardbus.process"] for span in (before, after)] == [
         str(old.me),
         str(new.me),
     ]
-    assert {parent_of(before), parent_of(after)} == {id_of(asked)}
+    assert {parent_of(before), parent_of(after)} == {id_of(ask_span)}
     relay = kept.one("relay")
-    assert parent_of(relay) == id_of(asked)
+    assert parent_of(relay) == id_of(ask_span)
     assert id_of(relay) in [link.context.span_id for link in after.links]
     assert not before.links
     inner = kept.one("ask stock")
@@ -252,9 +252,9 @@ async def test_B151_the_parent_decides_and_without_one_the_ratio(
     assert kept.all == []
     await often.call("order", "o-3", "place", "fig", 1)
     await until(lambda: kept.named("handle log.note"), "the told message")
-    asked = kept.one("ask order")
-    assert parent_of(asked) is None
-    assert parent_of(kept.one("handle order.place")) == id_of(asked)
+    ask_span = kept.one("ask order")
+    assert parent_of(ask_span) is None
+    assert parent_of(kept.one("handle order.place")) == id_of(ask_span)
 
 
 async def test_B151_a_node_without_tracing_takes_traced_messages_and_passes_the_context_on(
@@ -299,9 +299,9 @@ async def test_B151_the_context_of_a_web_request_is_the_parent(traced: Nodes, ke
     ):
         assert (await web.get("/put", headers={"traceparent": parent})).json() == 1
         assert (await web.get("/put")).json() == 2
-    asked = kept.one("ask order")
-    assert parent_of(asked) == 0xB7AD6B7169203331
-    assert asked.context.trace_id == 0x0AF7651916CD43DD8448EB211C80319C
+    ask_span = kept.one("ask order")
+    assert parent_of(ask_span) == 0xB7AD6B7169203331
+    assert ask_span.context.trace_id == 0x0AF7651916CD43DD8448EB211C80319C
 
 
 @pytest.mark.parametrize("then", ["ring", "ring_plainly"])
@@ -415,6 +415,6 @@ async def test_B151_the_ratio_begins_traces_of_the_blocking_client(
             client.call("stock", "fig", "take", 1)
 
     await asyncio.to_thread(send)
-    asked = kept.one("ask stock")
-    assert parent_of(asked) is None
-    assert parent_of(kept.one("handle stock.take")) == id_of(asked)
+    ask_span = kept.one("ask stock")
+    assert parent_of(ask_span) is None
+    assert parent_of(kept.one("handle stock.take")) == id_of(ask_span)

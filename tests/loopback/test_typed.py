@@ -1,4 +1,4 @@
-"""Dataclasses end to end: many in a batch, told and asked, each as it was sent."""
+"""Dataclasses end to end: many in a batch, by tell and by ask, each as it was sent."""
 
 from __future__ import annotations
 

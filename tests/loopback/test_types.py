@@ -37,8 +37,8 @@ OLD, NEW = release("cart"), release("cart", "wishlist")
 
 async def answers(node: Node, entity_type: str, count: int = 16) -> set[str]:
     """The nodes that answer for entities of this type."""
-    asked = (node.ref(entity_type, f"e{i}").hi() for i in range(count))
-    return {answer.rpartition(" ")[2] for answer in await asyncio.gather(*asked)}
+    asks = (node.ref(entity_type, f"e{i}").hi() for i in range(count))
+    return {answer.rpartition(" ")[2] for answer in await asyncio.gather(*asks)}
 
 
 def coordinator(node: Node, entity_type: str) -> Any:
@@ -107,8 +107,8 @@ async def test_a_client_of_an_old_node_uses_a_new_type(nodes: Nodes, by: str) ->
     kind: Any = "wishlist" if by == "name" else NEW.types["wishlist"].cls
 
     async def found() -> set[str]:
-        asked = (client.call(kind, f"e{i}", "hi") for i in range(16))
-        return {answer.rpartition(" ")[2] for answer in await asyncio.gather(*asked)}
+        asks = (client.call(kind, f"e{i}", "hi") for i in range(16))
+        return {answer.rpartition(" ")[2] for answer in await asyncio.gather(*asks)}
 
     assert await found() == {str(node.me) for node in new}
     assert (await client.call("cart", "a", "hi")).startswith("cart at ")
@@ -179,10 +179,10 @@ async def test_the_cost_of_a_type_does_not_grow_with_the_number_of_types(
 
     async def most(count: int) -> int:
         """The most updates of one of so many types while a node starts and another joins."""
-        async with Nodes() as own:
+        async with Nodes() as cluster:
             updates.clear()
             bus = release(*(f"type-{i}" for i in range(count)))
-            await own.cluster(bus, 2)
+            await cluster.cluster(bus, 2)
             return max(updates.values())
 
     few = await most(2)

@@ -35,17 +35,17 @@ def page() -> dict[str, Any]:
     return module.__dict__
 
 
-def client_of(own: dict[str, object]) -> AsyncClient:
+def client_of(options: dict[str, object]) -> AsyncClient:
     """A client of the node with these settings."""
-    address = f"tcp://127.0.0.1:{own['node.port']}"
+    address = f"tcp://127.0.0.1:{options['node.port']}"
     return AsyncClient(address, cluster="shop", timeout=PATIENCE_S, connect_timeout=PATIENCE_S)
 
 
 def test_the_applications_of_the_page_serve_requests() -> None:
     """The client and the node are in one application here, so that one test starts them."""
-    names, own = page(), settings()
+    names, node = page(), settings()
     both, bus = names["app"], names["bus"]
-    both.router.lifespan_context = lifespan(lambda: bus.run(own), lambda: client_of(own))
+    both.router.lifespan_context = lifespan(lambda: bus.run(node), lambda: client_of(node))
     with TestClient(both) as web:
         assert web.post("/articles/pen/orders?amount=2").json() == {"left": 1}
         refused = web.post("/articles/pen/orders?amount=2")
@@ -63,22 +63,22 @@ def test_the_applications_of_the_page_serve_requests() -> None:
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_an_application_is_started_as_often_as_its_tests_want(loop: str) -> None:
-    names, own = page(), settings()
+    names, node = page(), settings()
     app, bus = names["app"], names["bus"]
-    app.router.lifespan_context = lifespan(lambda: bus.run(own), lambda: client_of(own))
+    app.router.lifespan_context = lifespan(lambda: bus.run(node), lambda: client_of(node))
     for _ in range(4):
         with TestClient(app, backend_options={"use_uvloop": loop == "uvloop"}) as web:
             assert web.post("/articles/pen/orders?amount=2").json() == {"left": 1}
 
 
 def test_a_second_start_with_the_same_node_or_client_is_refused_with_what_to_give() -> None:
-    bus, own = page()["bus"], settings()
-    app = Starlette(lifespan=lifespan(bus.run(own), client_of(own)))
+    bus, node = page()["bus"], settings()
+    app = Starlette(lifespan=lifespan(bus.run(node), client_of(node)))
     with TestClient(app):
         pass
     with pytest.raises(ConfigError, match=r"once; .* lifespan\(lambda: bus.run"), TestClient(app):
         pass
-    app = Starlette(lifespan=lifespan(lambda: bus.run(own), client := client_of(own)))
+    app = Starlette(lifespan=lifespan(lambda: bus.run(node), client := client_of(node)))
     with TestClient(app):
         assert app.state.shardbus_client is client
     again = pytest.raises(LocalProtocolError, match=r"once; .* lifespan\(lambda: AsyncClient")

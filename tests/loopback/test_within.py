@@ -78,16 +78,16 @@ async def ask(node: Node, kind: str, method: str, ids: list[str]) -> list[Any]:
     return await asyncio.gather(*(getattr(ref, method)() for ref in refs))
 
 
-def inner(ids: list[str], own: str) -> list[str]:
-    return [f"{i}/{own}" for i in ids]
+def inner(ids: list[str], parent: str) -> list[str]:
+    return [f"{i}/{parent}" for i in ids]
 
 
 async def test_S3_6_an_entity_lives_where_its_parent_lives(nodes: Nodes) -> None:
     three = await nodes.cluster(application(), 3, **FAST)
-    for asked in three:
-        orders = await ask(asked, "order", "where", IDS)
-        assert await ask(asked, "item", "where", inner(IDS, "3")) == orders
-        assert await ask(asked, "note", "where", inner(inner(IDS, "3"), "a")) == orders
+    for node in three:
+        orders = await ask(node, "order", "where", IDS)
+        assert await ask(node, "item", "where", inner(IDS, "3")) == orders
+        assert await ask(node, "note", "where", inner(inner(IDS, "3"), "a")) == orders
     assert len({where.split()[0] for where in orders}) == 3, "all three nodes host orders"
 
 

@@ -10,7 +10,7 @@ defects made by rules, in chosen files, and run the tests that execute their lin
     STALE   the defect cannot be planted, or its tests cannot be run: mend the entry
     UNTOUCHED   no test executes the line (`--files`)
 
-A rule may make a change that changes nothing for anybody: read what passes.
+A rule may make a change that changes nothing for anybody: read the changes that pass.
 
 The exit code is 0 if all are found, 1 if not, and 2 if the tests fail without any defect.
 """
@@ -42,7 +42,7 @@ SHOWN_LINES = 40
 
 
 class Verdict(Enum):
-    """What became of a mutant."""
+    """The outcome of a mutant."""
 
     FOUND = "found"
     PASSES = "PASSES"
@@ -59,8 +59,8 @@ class Copy:
 
     def judge(self, mutant: Mutant) -> tuple[Verdict, str]:
         """Plant the defect, run its tests, take it out; return the verdict and why."""
-        if found := problems(mutant, self.root):
-            return Verdict.STALE, "; ".join(found)
+        if errors := problems(mutant, self.root):
+            return Verdict.STALE, "; ".join(errors)
         path = self.root / mutant.file
         sound = path.read_text(encoding="utf-8")
         path.write_text(mutant.plant(sound), encoding="utf-8")
@@ -80,10 +80,11 @@ class Copy:
     def run(self, tests: tuple[str, ...]) -> tuple[int | None, str]:
         """Run tests until the first fails; return the exit code, None for a hang, and the output.
 
-        The copy's number stands in for that of a worker of xdist, so that two copies use ports of
-        their own. Nothing compiled is written: a file may change twice within the clock's second.
+        The copy's number stands in for the number of an xdist worker, so that two copies use ports
+        of their own. Nothing compiled is written: a file may change twice within the clock's
+        second.
         """
-        own = {
+        environment = {
             "PYTHONPATH": os.pathsep.join((str(self.root), str(self.root / "cli"))),
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTEST_XDIST_WORKER": f"gw{self.number}",
@@ -91,7 +92,7 @@ class Copy:
         run = subprocess.Popen(
             [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests],
             cwd=self.root,
-            env=os.environ | own,
+            env=os.environ | environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -167,7 +168,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants")
     parser.add_argument("ids", nargs="*", help="only these; all if none is given")
     parser.add_argument("--jobs", type=int, default=2, help="copies that run at once")
-    parser.add_argument("--files", nargs="+", help="make defects in these, or in what is changed")
+    parser.add_argument("--files", nargs="+", help="make defects in these, or in changed files")
     parser.add_argument(
         "--since", default="HEAD", help="the commit that `changed` is compared with"
     )

@@ -1,11 +1,11 @@
 """The planted defects of `tests/mutants/*.toml`: one table for each.
 
     [[mutant]]
-    id = "area-what-is-wrong"          # unique, kebab-case
+    id = "area-the-fault"          # unique, kebab-case
     behaviour = "The behaviour in question, in one sentence."
     file = "shardbus/wire/batch.py"
     before = '''the snippet to replace; it stands exactly once in the file'''
-    after = '''what replaces it'''
+    after = '''its replacement'''
     tests = ["tests/unit/wire/test_batch.py::test_name", "tests/unit/wire/test_batch.py"]
 
 A mutant is **stale** if it cannot be planted any more: the code has changed, and so must the entry.
@@ -54,44 +54,46 @@ def load(folder: Path = FOLDER) -> list[Mutant]:
     Raises:
         ValueError: an entry has a key too many or too few, or an id stands twice.
     """
-    found: dict[str, Mutant] = {}
+    by_id: dict[str, Mutant] = {}
     for path in sorted(folder.glob("*.toml")):
         for row in tomllib.loads(path.read_text(encoding="utf-8")).get("mutant", []):
             if row.keys() != KEYS:
                 raise ValueError(f"{path.name}: {row.get('id')} has the keys {sorted(row)}")
             mutant = Mutant(**{**row, "tests": tuple(row["tests"])})
-            if mutant.id in found:
+            if mutant.id in by_id:
                 raise ValueError(f"{path.name}: the id {mutant.id} stands twice")
-            found[mutant.id] = mutant
-    return list(found.values())
+            by_id[mutant.id] = mutant
+    return list(by_id.values())
 
 
 def problems(mutant: Mutant, root: Path = ROOT) -> list[str]:
     """Return why this mutant cannot be planted and sought, one sentence for each reason."""
-    found = []
+    complaints = []
     if not ID.fullmatch(mutant.id):
-        found.append("the id is not in kebab-case")
+        complaints.append("the id is not in kebab-case")
     if mutant.before == mutant.after:
-        found.append("nothing changes")
+        complaints.append("nothing changes")
     path = root / mutant.file
     if not path.is_file():
-        found.append(f"there is no {mutant.file}")
+        complaints.append(f"there is no {mutant.file}")
     else:
         try:
             planted = mutant.plant(path.read_text(encoding="utf-8"))
             if path.suffix == ".py":
                 ast.parse(planted)
         except (ValueError, SyntaxError) as e:
-            found.append(str(e))
+            complaints.append(str(e))
     if not mutant.tests:
-        found.append("no test is named")
-    return found + [f"there is no test {test}" for test in mutant.tests if not exists(test, root)]
+        complaints.append("no test is named")
+    return complaints + [
+        f"there is no test {test}" for test in mutant.tests if not exists(test, root)
+    ]
 
 
 def exists(test: str, root: Path = ROOT) -> bool:
     """True if the file of a test is there, and the class and function that the name gives."""
     name, *inner = test.partition("[")[0].split("::")
-    return (root / name).exists() and all(one in names(root / name) for one in inner)
+    return (root / name).exists() and all(part in names(root / name) for part in inner)
 
 
 @cache

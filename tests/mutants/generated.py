@@ -25,11 +25,11 @@ from tests.mutants.operators import Change, changes
 TESTS_MAX = 60
 """Tests that one defect meets, at most."""
 STATEMENT_LINES = 6
-"""Lines of one statement, at most, above the one that is sought."""
+"""Lines of one statement, at most, above the sought one."""
 SUITE = ("tests/unit", "tests/loopback", "tests/scenarios", "tests/explore", "tests/simulation")
 HUNK = re.compile(r"^@@ -\S+ \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
 CHANGED = "changed"
-"""In place of files: those of the product that differ from a commit, and of these the lines that
+"""In place of files: the product's files that differ from a commit, and of these the lines that
 do."""
 
 
@@ -63,7 +63,7 @@ class Coverage:
         self._run()
         data = CoverageData(basename=str(self._data))
         data.read()
-        found: dict[tuple[str, int], list[str]] = {}
+        traced: dict[tuple[str, int], list[str]] = {}
         for file in self.files:
             by_line = {
                 line: {context.partition("|")[0] for context in contexts if context}
@@ -71,8 +71,8 @@ class Coverage:
             }
             lines = Counter(test for tests in by_line.values() for test in tests)
             for line, tests in by_line.items():
-                found[file, line] = sorted(tests, key=lambda test: (lines[test], test))
-        return found
+                traced[file, line] = sorted(tests, key=lambda test: (lines[test], test))
+        return traced
 
     def tests_of(self, file: str, line: int) -> tuple[str, ...]:
         """Return the tests for a defect in this line. A line within a statement may have none of
@@ -98,14 +98,14 @@ def changed_lines(since: str) -> dict[str, frozenset[int]]:
     """Return the lines of the product that differ from this commit, by file."""
     command = ["git", "diff", "-U0", "--no-color", since, "--", "shardbus", "cli/shardbus_cli"]
     diff = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    found: dict[str, frozenset[int]] = {}
+    by_file: dict[str, frozenset[int]] = {}
     for part in diff.split("\ndiff --git "):
         name = re.search(r"^\+\+\+ b/(\S+\.py)$", part, re.MULTILINE)
         if name is not None:
             hunks = [(int(at), int(count or 1)) for at, count in HUNK.findall(part)]
             lines = (line for at, count in hunks for line in range(at, at + count))
-            found[name[1]] = frozenset(lines)
-    return found
+            by_file[name[1]] = frozenset(lines)
+    return by_file
 
 
 def generate(

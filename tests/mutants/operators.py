@@ -1,15 +1,15 @@
-"""Small defects of Python source, made by rules: what an author forgets, or gets wrong by one.
+"""Small defects of Python source, made by rules: omissions of an author, or gets wrong by one.
 
     a statement is left out             a guard, a count, a cancelled timer
-    two statements change places        what happens first
+    two statements change places        the order of effects
     a condition is the other one        `if x` becomes `if not x`
     a bound moves by one                `<` and `<=`, `>` and `>=`, a number and the next
     `and` becomes `or`, and the reverse
     True becomes False, and the reverse
-    what always runs runs at the end of what went well only   `finally`
+    a `finally` block runs at the end of a success only   `finally`
 
-Docstrings, annotations, `assert`, `raise` and what only speaks (logs, notes) are left alone: a
-changed text is no defect of behaviour. So are `__slots__`, imports and definitions.
+Docstrings, annotations, `assert`, `raise` and calls that only write text (logs, notes) are left
+alone: a changed text is no defect of behaviour. So are `__slots__`, imports and definitions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OPPOSITES: dict[type[ast.cmpop], str] = {
     ast.NotIn: "in",
 }  # fmt: skip
 SPEAKS = ("log", "logger", "_log", "warnings")
-"""Names of what only writes."""
+"""Names of functions that only write text."""
 PLAIN = (ast.Expr, ast.Assign, ast.AugAssign, ast.Delete, ast.Return, ast.Continue, ast.Break)
 
 
@@ -77,12 +77,12 @@ def changes(source: str) -> list[Change]:
         SyntaxError: the source is no Python.
     """
     places = Places(source)
-    found: list[Change] = []
+    made: list[Change] = []
     for body in _bodies(ast.parse(source)):
-        found += _of_statements(places, body)
+        made += _of_statements(places, body)
     for node in _expressions(ast.parse(source)):
-        found += _of_expression(places, node)
-    return sorted(set(found), key=lambda change: (change.line, change.start, change.after))
+        made += _of_expression(places, node)
+    return sorted(set(made), key=lambda change: (change.line, change.start, change.after))
 
 
 def _bodies(tree: ast.AST) -> Iterator[list[ast.stmt]]:
@@ -117,7 +117,7 @@ def _expressions(tree: ast.AST) -> Iterator[ast.expr]:
                 left_out = [value]
             case ast.expr():
                 yield node
-        skipped.update(id(one) for one in left_out if one is not None)
+        skipped.update(id(part) for part in left_out if part is not None)
 
 
 def _speaks(node: ast.expr) -> bool:

@@ -1,4 +1,4 @@
-"""The application of the process tests. Entities write down what they handle, one record for each
+"""The application of the process tests. Entities write down their messages, one record for each
 message, so that loss, order, repetition and overlaps can be counted from outside.
 
 A record: entity number, producer, sequence number, activation, monotonic nanoseconds. Sequence 0 is
@@ -112,7 +112,7 @@ class Page(Entity):
 
     @handler
     def block(self, seconds: float) -> str:
-        """Do what a handler must not: keep the whole loop waiting."""
+        """Do as a handler must not: keep the whole loop waiting."""
         time.sleep(seconds)
         return self.context.node
 
@@ -155,7 +155,7 @@ class Account(Entity):
 
     @handler
     async def add_late(self, amount: int, gate: str) -> str:
-        """Add once a file of that name exists, and write down what became of it."""
+        """Add once a file of that name exists, and write down the outcome."""
         self.state.total += amount
         (FOLDER / f"{gate}.waits").touch()
         while not (FOLDER / gate).exists():
@@ -170,7 +170,7 @@ class Account(Entity):
 
 
 def at_shutdown(kind: str) -> None:
-    """What hangs in the phases of leaving, in the tests that name a kind."""
+    """The tasks in the phases of leaving, in the tests that name a kind."""
 
     async def last_words() -> None:
         print("last words:", await bus.ref(Page, "page-1").hit(0, 99), flush=True)

@@ -10,6 +10,7 @@ import pytest
 from tests.markers import long_only
 from tests.process.namespaces import Network, missing
 from tests.process.nodes import Processes
+from tests.process.served_replicas import Served
 from tests.process.terminal import Terminal
 
 
@@ -21,6 +22,15 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  
     if report.when == "call" and report.failed and lab is not None:
         report.sections.append(("nodes", lab.logs()))
     return report
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    """Replicas that end with the test."""
+    served = Served(tmp_path)
+    yield served
+    for port in list(served.processes):
+        served.kill(port)
 
 
 @pytest.fixture(params=["sqlite", *long_only("redis", "postgres")])

@@ -1,4 +1,4 @@
-"""An application whose handlers call what ends a process, or the loop of one."""
+"""An application whose handlers call functions that end a process, or the loop of one."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.process.namespaces import Machine, inside
 
 FOLDER = Path("/etc/netns")
-"""What `ip netns exec` shows as /etc to the processes of a namespace."""
+"""The files that `ip netns exec` shows as /etc to the processes of a namespace."""
 A, NAME_ERROR, ANSWER = 1, 3, 0x8580
 
 
@@ -62,12 +62,12 @@ class NameServer:
             at += 1 + length
         end = at + 5
         [kind] = struct.unpack("!H", question[at + 1 : at + 3])
-        known = ".".join(labels).lower() == self.name
-        found = self.addresses if known and kind == A else []
-        flags = ANSWER if known else ANSWER | NAME_ERROR
-        head = question[:2] + struct.pack("!HHHHH", flags, 1, len(found), 0, 0)
+        is_name = ".".join(labels).lower() == self.name
+        addresses = self.addresses if is_name and kind == A else []
+        flags = ANSWER if is_name else ANSWER | NAME_ERROR
+        head = question[:2] + struct.pack("!HHHHH", flags, 1, len(addresses), 0, 0)
         records = b"".join(
             struct.pack("!HHHIH", 0xC00C, A, 1, 0, 4) + socket.inet_aton(address)
-            for address in found
+            for address in addresses
         )
         return head + question[12:end] + records

@@ -14,7 +14,7 @@ as some firewalls do: to the sender it looks as if nobody listened. All walls of
 in one step.
 
 **Nothing stays.** `Network.close` ends whatever still runs inside and removes the namespaces. Names
-carry the pid of the test run; what the run of a dead pid left behind is removed by the next one.
+carry the pid of the test run; the next run removes the remains of a dead pid's run.
 
 Needs Linux, root, `ip` (Debian: iproute2) and `iptables-restore` (Debian: iptables).
 """
@@ -50,15 +50,15 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Wall(Enum):
-    """What happens to a packet that meets one."""
+    """The fate of a packet that meets a wall."""
 
     DROP = "-j DROP"
     REJECT = "-p tcp ! --tcp-flags RST RST -j REJECT --reject-with tcp-reset"
-    """Resets pass, or what one machine's wall answers would end at the other's."""
+    """Resets pass, or the answers of one machine's wall would end at the other's."""
 
 
 def missing() -> str:
-    """Why there can be no namespaces here, and what to do; empty if there can."""
+    """Why there can be no namespaces here, with advice; empty if there can."""
     if sys.platform != "linux":
         return "network namespaces need Linux"
     if os.geteuid() != 0:
@@ -75,10 +75,10 @@ def missing() -> str:
 
 
 def sweep() -> None:
-    """Remove what test runs that are no more have left."""
+    """Remove the remains of test runs that have ended."""
     for name in os.listdir(FOLDER) if FOLDER.exists() else ():
-        found = NAME.fullmatch(name)
-        if found and not Path(f"/proc/{found[1]}").exists():
+        match = NAME.fullmatch(name)
+        if match and not Path(f"/proc/{match[1]}").exists():
             _remove(name)
 
 
@@ -94,7 +94,7 @@ class Machine:
 
     @property
     def enter(self) -> tuple[str, ...]:
-        """What stands before a command that is to run inside. The process keeps its pid."""
+        """The words before a command that is to run inside. The process keeps its pid."""
         inside = ("ip", "netns", "exec", self.name)  # It makes a mount namespace, too.
         if not self.disk:
             return inside
@@ -143,11 +143,11 @@ class Network:
     def stop(
         self, senders: Iterable[Machine], receivers: Iterable[Machine], wall: Wall = Wall.DROP
     ) -> None:
-        """What these senders send to these receivers does not arrive; the other way is open."""
+        """Drop packets of these senders to these receivers; the other way is open."""
         senders = list(senders)
         for receiver in receivers:
-            found = self._walls.setdefault(receiver, {})
-            found.update({sender: wall for sender in senders if sender != receiver})
+            walls = self._walls.setdefault(receiver, {})
+            walls.update({sender: wall for sender in senders if sender != receiver})
         self._build()
 
     def split(self, *sides: Iterable[Machine], wall: Wall = Wall.DROP) -> None:
@@ -205,7 +205,7 @@ class Network:
     # -- the end ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End what still runs inside, and remove everything."""
+        """End the processes inside, and remove everything."""
         for name in (*(m.name for m in self.machines), self._hub):
             _remove(name)
 

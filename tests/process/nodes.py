@@ -199,12 +199,12 @@ class Processes:
         if machine is None and self.network is not None:
             machine = self.network.machine()
         ports = MACHINE_PORTS if machine else (free_port(), free_port(), free_port())
-        given = [f"node.port={ports[0]}", f"node.gossip_port={ports[1]}", f"http.port={ports[2]}"]
-        given += [f"store.url={self.store}", *QUICK, *PATIENT, *settings]
-        given.append(f"node.seeds={','.join(node.address for node in self.live[:2])}")
+        options = [f"node.port={ports[0]}", f"node.gossip_port={ports[1]}", f"http.port={ports[2]}"]
+        options += [f"store.url={self.store}", *QUICK, *PATIENT, *settings]
+        options.append(f"node.seeds={','.join(node.address for node in self.live[:2])}")
         if machine:
-            given += [f"node.host={machine.address}", "security.insecure=true"]
-        pairs = (assignment.split("=", 1) for assignment in given)
+            options += [f"node.host={machine.address}", "security.insecure=true"]
+        pairs = (assignment.split("=", 1) for assignment in options)
         environment = {f"SHARDBUS_{k.upper().replace('.', '__')}": v for k, v in pairs}
         name = f"n{len(self.all) + 1}"
         node = NodeProcess(self.folder, name, [], machine, _EMBEDDED, **environment)
@@ -235,18 +235,18 @@ class Processes:
     async def agree(self, *nodes: NodeProcess) -> None:
         """Wait until these nodes (all that run) see each other Up, and nobody else."""
         chosen = list(nodes) or self.live
-        wanted = {node.address: "up" for node in chosen}
+        statuses = {node.address: "up" for node in chosen}
 
         async def seen() -> bool:
             ended = [node.name for node in chosen if not node.running]
             assert ended == [], self.logs()
             pages = await asyncio.gather(*(node.page("/v1/nodes") for node in chosen))
             return all(
-                page and {row["address"]: row["status"] for row in page["nodes"]} == wanted
+                page and {row["address"]: row["status"] for row in page["nodes"]} == statuses
                 for page in pages
             )
 
-        await until(seen, f"agreement of {sorted(wanted)}")
+        await until(seen, f"agreement of {sorted(statuses)}")
 
     def client(self, *nodes: NodeProcess, timeout: float = PATIENCE_S) -> AsyncClient:
         """A client that knows these nodes, or all that run."""
@@ -254,7 +254,7 @@ class Processes:
         return AsyncClient(*addresses, cluster="lab", timeout=timeout, connect_timeout=PATIENCE_S)
 
     def logs(self) -> str:
-        """The end of what every node said."""
+        """The end of every node's output."""
         parts = []
         for node in self.all:
             state = "runs" if node.running else f"ended with {node.process.returncode}"

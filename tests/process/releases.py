@@ -21,5 +21,5 @@ def declare(name: str) -> None:
             return self.context.node
 
 
-for one in os.environ.get("APP_TYPES", "").split():
-    declare(one)
+for entity_type in os.environ.get("APP_TYPES", "").split():
+    declare(entity_type)

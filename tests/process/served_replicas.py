@@ -60,8 +60,8 @@ class Served:
     async def status(self) -> dict[int, dict[str, Any]]:
         """The facts of each replica, by port."""
         addresses = [Address("127.0.0.1", port) for port in self.ports]
-        found = await ask_replicas(ZmqNetwork(), "shop", addresses, STATUS_S)
-        return {address.port: facts for address, facts in found.items()}
+        statuses = await ask_replicas(ZmqNetwork(), "shop", addresses, STATUS_S)
+        return {address.port: facts for address, facts in statuses.items()}
 
     async def serving(self) -> None:
         """Wait until all that run serve."""

@@ -1,7 +1,7 @@
 """Sessions of a README, as they stand there, in a terminal of a test's own.
 
-They run on free ports and with a state directory of their own. What differs from run to run (uids,
-fences, which node got which shard) is compared by its shape; answers, refusals and exit codes are
+They run on free ports and with a state directory of their own. Text that differs from run to run
+(uids, fences, the homes of shards) is compared by its shape; answers, refusals and exit codes are
 compared as they are.
 """
 
@@ -30,14 +30,14 @@ SHAPED = re.compile(
 )
 """Commands whose output is compared by its shape."""
 READS = re.compile(r"shardbus (nodes|shards|where|types)")
-"""Those of them that change nothing: they are repeated until they show what the page shows."""
+"""Commands that change nothing: they are repeated until their output is the page's."""
 ASK = "shardbus ask "
 PATIENT_ASK = f"{ASK}--timeout {PATIENCE_S:g} "
 
 
 @dataclass
 class Step:
-    """A command, or `^C`, and what the README says it prints."""
+    """A command, or `^C`, and its output in the README."""
 
     command: str
     output: list[str] = field(default_factory=list)
@@ -50,7 +50,7 @@ def blocks(text: str, language: str) -> list[str]:
 
 def sessions(text: str) -> list[list[Step]]:
     """The console blocks of a page as steps."""
-    found: list[list[Step]] = []
+    found_steps: list[list[Step]] = []
     for block in blocks(text, "console"):
         steps: list[Step] = []
         for line in block.splitlines():
@@ -58,8 +58,8 @@ def sessions(text: str) -> list[list[Step]]:
                 steps.append(Step(line.removeprefix("$ ")))
             else:
                 steps[-1].output.append(line)
-        found.append(steps)
-    return found
+        found_steps.append(steps)
+    return found_steps
 
 
 class Terminal:
@@ -71,9 +71,9 @@ class Terminal:
         self.code = 0
         self.folder = ROOT
         self.state = tmp / "state"
-        own = {k: v for k, v in os.environ.items() if not k.startswith("SHARDBUS_")}
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("SHARDBUS_")}
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        self.environment = own | {
+        self.environment = environment | {
             "PATH": path,
             "PYTHONPATH": f"{ROOT}:{ROOT / 'cli'}",
             "PYTHONUNBUFFERED": "1",
@@ -84,12 +84,12 @@ class Terminal:
     def here(self, text: str) -> str:
         """The README's text with the ports and the state directory of this run."""
         text = text.replace(HOME, str(self.state))
-        for port, own in self.ports.items():
-            text = re.sub(rf"\b{port}\b", str(own), text)
+        for port, run_port in self.ports.items():
+            text = re.sub(rf"\b{port}\b", str(run_port), text)
         return text
 
     def run(self, step: Step) -> list[str]:
-        """What the step prints. A node's log is left out."""
+        """The output of the step. A node's log is left out."""
         if step.command == "^C":
             return self._interrupt()
         if step.command.startswith("make "):
@@ -111,7 +111,7 @@ class Terminal:
         return done.stdout.splitlines()
 
     def _with_ports(self, command: str) -> str:
-        """A node that the README starts at the default ports gets those of this run."""
+        """A node that the README starts at the default ports gets the ports of this run."""
         if "--port" in command:
             return command
         return f"{command} --port {self.ports[7355]} --http-port {self.ports[8558]}"
@@ -138,7 +138,7 @@ class Terminal:
         return self.interrupt(running[-1])
 
     def interrupt(self, node: subprocess.Popen[str]) -> list[str]:
-        """Ctrl-C in the terminal of a node: what it says until its end, without its log."""
+        """Ctrl-C in the terminal of a node: its output until its end, without its log."""
         node.send_signal(signal.SIGINT)
         _, log = node.communicate(timeout=PATIENCE_S)
         self.code = node.returncode
@@ -167,7 +167,7 @@ class Terminal:
 
     @staticmethod
     def as_shown(step: Step, got: list[str]) -> bool:
-        """Whether the output has the shape of that of the page."""
+        """True if the output has the shape of the page's output."""
         return list(map(shape, got)) == list(map(shape, step.output))
 
     @property
@@ -183,15 +183,15 @@ class Terminal:
 
 def free_ports(count: int) -> list[int]:
     """Ports in ascending order, as in the README: the order of nodes decides who leads. The port
-    behind each is free, too. They lie above those of the flights' demo, below those that the system
-    gives away, and each test worker has its own."""
-    found: list[int] = []
+    behind each is free, too. They lie above the ports of the flights' demo, below the ports that
+    the system gives away, and each test worker has its own."""
+    ports: list[int] = []
     begin = 32_010 + 180 * (WORKER % 4)
     for first in range(begin, begin + 180, 10):
         if all(map(is_free, (first, first + 1))):
-            found.append(first)
-        if len(found) == count:
-            return found
+            ports.append(first)
+        if len(ports) == count:
+            return ports
     raise AssertionError("there are no free ports")
 
 
@@ -205,5 +205,5 @@ def is_free(port: int) -> bool:
 
 
 def shape(line: str) -> str:
-    """The line without what differs from run to run."""
+    """The line without the parts that differ from run to run."""
     return " ".join(VARIABLE.sub("0", line).split())

@@ -1,5 +1,5 @@
 """The commands of the page "Back up and restore", as they stand there: a backup beside a node that
-works, a later save, and a restore that brings back what there was at the backup."""
+works, a later save, and a restore that brings back the states of the backup."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def needs(program: str) -> pytest.MarkDecorator:
 def section(title: str) -> list[str]:
     """The shell blocks of a section of the page."""
     lines = (ROOT / PAGE).read_text(encoding="utf-8").splitlines()
-    found = []
+    blocks_of = []
     for block in blocks(PAGE):
         headings = [line for line in lines[: block.line] if line.startswith("## ")]
         if block.language == "sh" and headings[-1] == f"## {title}":
-            found.append(block.text)
-    return found
+            blocks_of.append(block.text)
+    return blocks_of
 
 
 class Shop:
@@ -92,8 +92,8 @@ class Shop:
 
     def run(self, block: str, **places: str) -> str:
         """Run a block of the page; `places`: texts of the page by names of this test's."""
-        for name, own in places.items():
-            block = block.replace(PLACES[name], own)
+        for name, place in places.items():
+            block = block.replace(PLACES[name], place)
         done = subprocess.run(
             ["bash", "-euc", block], cwd=self.terminal.folder, text=True, check=False,
             env=self.terminal.environment, timeout=PATIENCE_S,
@@ -103,7 +103,7 @@ class Shop:
         return done.stdout
 
     def comes_back(self, back_up: str, restore: str, **places: str) -> None:
-        """Back up beside a node, save more, restore, and find what there was at the backup."""
+        """Back up beside a node, save more, restore, and find the states of the backup."""
         self.start()
         assert self.put(3) == 3
         self.run(back_up, **places)

@@ -1,4 +1,4 @@
-"""`shardbus bench`: what it prints can be read by a program, and nothing stays behind."""
+"""`shardbus bench`: a program can read its output, and nothing stays behind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES = ["start", "tell", *("ask", "ask_p50", "ask_p99"), *("ask256", "ask256_p5
 
 def nodes(folder: Path) -> list[str]:
     """Processes that run the application of the command for this test."""
-    found = []
+    lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes()
@@ -22,8 +22,8 @@ def nodes(folder: Path) -> list[str]:
         except OSError:
             continue
         if b"shardbus_cli.bench_app:bus" in words and bytes(folder) in environment:
-            found.append(path.parent.name)
-    return found
+            lines.append(path.parent.name)
+    return lines
 
 
 async def test_it_prints_a_line_for_each_figure_and_leaves_nothing_behind(lab: Processes) -> None:

@@ -505,27 +505,27 @@ async def test_N11_a_node_is_drained_and_opened_again_by_commands(lab: Processes
         assert await done.ended() == 0, done.err.read_text()
 
         async def shared() -> bool:
-            found = await asyncio.gather(*(client.ref(Account, i).where() for i in IDS))
-            return len(set(found)) == 2
+            homes = await asyncio.gather(*(client.ref(Account, i).where() for i in IDS))
+            return len(set(homes)) == 2
 
         await until(shared, "shards on both")
 
 
 STARVED = {"late", "lagging"}
-"""Findings that tell how busy the machine is."""
+"""Findings that depend on how busy the machine is."""
 
 
 async def doctor(lab: Processes, node: NodeProcess, *words: str) -> tuple[int, dict[str, Any]]:
-    """What the doctor says: its exit code, and its findings by check, as on a machine that is not
+    """The doctor's result: its exit code, and its findings by check, as on a machine that is not
     busy."""
     url = f"http://127.0.0.1:{node.http_port}"
-    asked = lab.run("doctor", "--node", url, "--json", *words)
-    code = await asked.ended()
-    lab.all.remove(asked)
-    text = asked.out.read_text()
+    run = lab.run("doctor", "--node", url, "--json", *words)
+    code = await run.ended()
+    lab.all.remove(run)
+    text = run.out.read_text()
     every = json.loads(text)["findings"] if text else []
-    found = {finding["check"]: finding for finding in every if finding["check"] not in STARVED}
-    return (0 if every and not found else code), found
+    by_check = {finding["check"]: finding for finding in every if finding["check"] not in STARVED}
+    return (0 if every and not by_check else code), by_check
 
 
 @pytest.mark.long
@@ -542,18 +542,18 @@ async def test_C12_the_doctor_finds_what_is_wrong_and_nothing_else(lab: Processe
         await asyncio.gather(*(client.ref(Account, i).add(1) for i in IDS))
 
     async def settings_only() -> bool:
-        code, found = await doctor(lab, first, "--store", lab.store, "--wait", "1")
-        return (code, [*found]) == (5, ["settings"]) and bool(
-            "sharding.hop_limit" in found["settings"]["subjects"]
+        code, findings = await doctor(lab, first, "--store", lab.store, "--wait", "1")
+        return (code, [*findings]) == (5, ["settings"]) and bool(
+            "sharding.hop_limit" in findings["settings"]["subjects"]
         )
 
     await until(settings_only, "the setting that differs, and nothing else")
     second.signal(signal.SIGSTOP)
     await until(lambda: (first.get("/v1/cluster") or {}).get("unreachable"), "its silence")
-    code, found = await doctor(lab, first, "--wait", "1")
+    code, findings = await doctor(lab, first, "--wait", "1")
     assert code == 5
-    assert "unreachable" in found
-    assert second.address in found["unreachable"]["subjects"][0]
+    assert "unreachable" in findings
+    assert second.address in findings["unreachable"]["subjects"][0]
     second.kill()
     assert await first.terminate() == 0
     assert (await doctor(lab, first))[0] == 4

@@ -35,7 +35,7 @@ class Shell:
         self._capsys = capsys
 
     def __call__(self, node: NodeProcess, *words: str, wanted: int = 0) -> Any:
-        """Return what was printed as JSON, or the error that goes with another exit code."""
+        """Return the JSON output, or the error that goes with another exit code."""
         url = f"http://127.0.0.1:{node.http_port}"
         code = run(["dead-letters", *words, "--json", "--node", url])
         written = self._capsys.readouterr()
@@ -46,7 +46,7 @@ class Shell:
         """The letters of all nodes, by reason and method."""
         page = self(node, "list", *words)
         assert page["silent"] == []
-        return Counter((one["reason"], one["method"]) for one in page["letters"])
+        return Counter((letter["reason"], letter["method"]) for letter in page["letters"])
 
 
 @pytest.fixture
@@ -57,11 +57,11 @@ def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 
 async def homes(client: AsyncClient, count: int) -> dict[str, list[int]]:
     """Pages by the name of their node."""
-    found: dict[str, list[int]] = {}
+    by_home: dict[str, list[int]] = {}
     for number in range(count):
         home = await client.call("page", f"page-{number}", "where")
-        found.setdefault(home, []).append(number)
-    return found
+        by_home.setdefault(home, []).append(number)
+    return by_home
 
 
 async def test_B166_what_nodes_drop_is_listed_and_sent_again_once(
@@ -82,7 +82,7 @@ async def test_B166_what_nodes_drop_is_listed_and_sent_again_once(
             await client.call("page", "page-0", "hit", "no number", 1)
         with pytest.raises(Rejection):
             await client.call("account", "account-0", "spend", 5)
-        wanted = {
+        expected = {
             ("schema", "hit"): 11,
             ("failed", "hit_late"): 10,
             ("unhandled", "gone"): 4,
@@ -90,7 +90,7 @@ async def test_B166_what_nodes_drop_is_listed_and_sent_again_once(
         }
 
         def all_there() -> bool:
-            return shell.letters(first) == wanted
+            return shell.letters(first) == expected
 
         await until(all_there, "the letters")
         assert shell.letters(second, "--type", "account") == {("rejected", "spend"): 4}
@@ -109,9 +109,9 @@ async def test_B166_what_nodes_drop_is_listed_and_sent_again_once(
         done = shell(second, "replay", "--reason", "failed", "--yes")
         assert (done["sent"], done["failed"], done["more"]) == (9, [], False)
         await until(lambda: Ledger(lab.folder).total(LATE) == 10, "every message")
-        assert shell.letters(first) == {k: n for k, n in wanted.items() if k[0] != "failed"}
+        assert shell.letters(first) == {k: n for k, n in expected.items() if k[0] != "failed"}
 
-        # A node stands still and is killed: what was under way to it is not known to have arrived.
+        # A node stands still and is killed: the arrival of messages under way to it is unknown.
         home = next(name for name in pages if name.startswith(first.address))
         [away] = [pages[name] for name in pages if name != home]
         second.signal(signal.SIGSTOP)
@@ -122,12 +122,12 @@ async def test_B166_what_nodes_drop_is_listed_and_sent_again_once(
         await lab.agree(first)  # a member that does not answer makes the command fail
 
         def lost() -> bool:
-            found = shell.letters(first, "--reason", "unconfirmed")
-            return found == {("unconfirmed", "hit"): 20}
+            listed = shell.letters(first, "--reason", "unconfirmed")
+            return listed == {("unconfirmed", "hit"): 20}
 
         await until(lost, "the messages to the dead node")
         kept = shell(first, "replay", "--type", "page", "--since", "1h")
-        assert {one["reason"] for one in kept["letters"]} <= {"schema", "unhandled"}
+        assert {letter["reason"] for letter in kept["letters"]} <= {"schema", "unhandled"}
         done = shell(first, "replay", "--reason", "unconfirmed", "--yes")
         assert (done["sent"], done["failed"]) == (20, [])
         await until(lambda: Ledger(lab.folder).total(LOST) == 20, "each of them")

@@ -70,7 +70,7 @@ async def test_each_deposit_and_each_payment_counts_once_under_kills(
             return [await ref.balance() for ref in payer.refs]
 
         async def settled() -> bool:
-            return sum(one.got for one in await balances()) >= payer.sent
+            return sum(page.got for page in await balances()) >= payer.sent
 
         await until(settled, "every payment")
         rows = await balances()
@@ -85,7 +85,7 @@ async def test_each_deposit_and_each_payment_counts_once_under_kills(
 async def test_a_move_repeats_no_delivery_to_an_entity_without_state(
     lab: Processes, redis_url: str
 ) -> None:
-    """A node leaves: its entities lose what they had, and what they have had is not sent again."""
+    """A node leaves: its entities lose their memory, and handled messages are not sent again."""
     lab.store = redis_url
     nodes = await lab.cluster(2, app=APP)
     async with lab.client() as client:
@@ -132,7 +132,7 @@ async def test_an_outbox_delivers_once_what_it_took_although_its_process_died(
         await until(settled, "every payment")
         rows = [await ref.balance() for ref in refs]
         for n, row in enumerate(rows):
-            assert row.deposits == [one for one in range(1, 121) if one % ACCOUNTS == n]
+            assert row.deposits == [seq for seq in range(1, 121) if seq % ACCOUNTS == n]
         assert sum(row.cents for row in rows) == 100 * 120
 
 
@@ -158,8 +158,10 @@ async def test_an_operator_gives_up_a_message_that_a_dead_process_left(
         old._sender.abandon()
         rows = [("account-1", 1), ("account-1", 2), ("account-1", 3)]
         entries = [
-            encode_message(OutboxMessage("account", one, "deposit", encode_value((n, "account-0"))))
-            for one, n in rows
+            encode_message(
+                OutboxMessage("account", letter, "deposit", encode_value((n, "account-0")))
+            )
+            for letter, n in rows
         ]
         await old._step("append", entries=tuple(entries), op_id=1)
         [row] = json.loads(await shardbus("outbox", "list", "--json"))["outboxes"]
@@ -173,7 +175,7 @@ async def test_an_operator_gives_up_a_message_that_a_dead_process_left(
         stored = await shardbus("outbox", "show", "deposits", "--store", redis_url)
         assert [line.split()[0] for line in stored.splitlines()[1:3]] == ["1", "3"]
         page = await node.page("/v1/dead-letters")
-        assert [one["reason"] for one in page["letters"]] == ["dropped_by_operator"]
+        assert [letter["reason"] for letter in page["letters"]] == ["dropped_by_operator"]
         async with client.outbox("deposits") as new:
             await new.send(client.ref(Account, "account-1").deposit, 4, "account-0")
         assert not new.failed

@@ -63,7 +63,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Demo]]:
 
 def nodes_of(tmp: Path) -> list[int]:
     """The processes that were started with a file in `tmp` on their command line."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -71,8 +71,8 @@ def nodes_of(tmp: Path) -> list[int]:
             except OSError:
                 continue
             if str(tmp).encode() in command:
-                found.append(int(entry.name))
-    return found
+                pids.append(int(entry.name))
+    return pids
 
 
 def assert_shown(code: int, text: str) -> None:

@@ -1,5 +1,5 @@
-"""A node at its limit of file descriptors: who is in stays in, new clients learn why they are
-refused, and come in as soon as there is room."""
+"""A node at its limit of file descriptors: connected clients stay, new clients get the reason of
+the refusal, and connect as soon as there is room."""
 
 from __future__ import annotations
 
@@ -111,7 +111,8 @@ async def test_a_node_whose_application_takes_all_descriptors_goes_on_without_ne
 
 @pytest.mark.long
 def test_a_listener_without_descriptors_ends_what_waits_and_keeps_what_is_open() -> None:
-    """ZeroMQ would try in a loop to accept what waits; each connection is ended in its place."""
+    """ZeroMQ would try in a loop to accept the waiting connections; each connection is ended in its
+    place."""
     process = subprocess.Popen(
         [*FEW, sys.executable, "-c", LISTENER],
         stdin=subprocess.PIPE,

@@ -207,9 +207,9 @@ async def test_other_shards_than_stored_are_said_with_a_command_that_mends_it(
     said = dev.process.err.read_text()
     assert "'crc32/6', the store has 'crc32/12'" in said
     assert "`shardbus dev --fresh`" in said
-    found = re.search(r"`shardbus (data remove [^`]*)`", said)
-    assert found is not None, said
-    removal = lab.run(*shlex.split(found[1]))
+    match = re.search(r"`shardbus (data remove [^`]*)`", said)
+    assert match is not None, said
+    removal = lab.run(*shlex.split(match[1]))
     assert await removal.ended() == 0, removal.err.read_text()
     again = Dev(lab)
     await again.wait("Ctrl-C ends them")
@@ -263,14 +263,14 @@ async def test_the_web_route_of_a_new_project_reaches_the_cluster(lab: Processes
         answers: list[str] = []
 
         def answered() -> bool:
-            asked = http.client.HTTPConnection("127.0.0.1", block + 3, timeout=PATIENCE_S)
+            connection = http.client.HTTPConnection("127.0.0.1", block + 3, timeout=PATIENCE_S)
             try:
-                asked.request("POST", "/counters/page-7?amount=2")
-                answers.append(asked.getresponse().read().decode())
+                connection.request("POST", "/counters/page-7?amount=2")
+                answers.append(connection.getresponse().read().decode())
             except OSError:
                 return False  # it does not listen yet
             finally:
-                asked.close()
+                connection.close()
             return True
 
         await until(answered, "the web route")

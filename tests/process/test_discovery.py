@@ -1,5 +1,5 @@
 """Nodes on machines of their own that start at once and know no address: they find each other by a
-name that has the addresses of all, as that of a headless service, or by the store."""
+name that has the addresses of all, as a headless service's, or by the store."""
 
 from __future__ import annotations
 

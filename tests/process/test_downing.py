@@ -33,7 +33,7 @@ def stop(*nodes: NodeProcess) -> None:
 
 
 async def resume_and_end(*nodes: NodeProcess) -> None:
-    """They learn what was decided without them, and end."""
+    """They receive the decision made without them, and end."""
     for node in nodes:
         node.signal(signal.SIGCONT)
     for node in nodes:
@@ -50,8 +50,8 @@ async def test_static_quorum_keeps_the_side_with_enough(lab: Processes) -> None:
     first, second, third = await three(lab, strategy="static-quorum", static_quorum_size=2)
     stop(third)
     await lab.agree(first, second)
-    told = [row for node in (first, second) for row in reasons(node)]
-    assert told == [("static-quorum", "down others", "quorum: 2 votes here, 2 needed")]
+    rows = [row for node in (first, second) for row in reasons(node)]
+    assert rows == [("static-quorum", "down others", "quorum: 2 votes here, 2 needed")]
     await resume_and_end(third)
     stop(second)
     assert await first.ended() == 1
@@ -97,9 +97,9 @@ async def test_lease_majority_keeps_whoever_has_the_lease(lab: Processes) -> Non
     first, second, third = await three(lab, strategy="lease-majority")
     stop(second, third)
     await lab.agree(first)
-    told = reasons(first)
-    assert told
-    for strategy, outcome, reason in told:
+    rows = reasons(first)
+    assert rows
+    for strategy, outcome, reason in rows:
         assert (strategy, outcome) == ("lease-majority", "down others")
         assert reason.endswith("; this side has the lease")
     await resume_and_end(second, third)
@@ -200,6 +200,6 @@ async def test_auto_down_must_be_forced_and_says_so_loudly(lab: Processes) -> No
         await node.says("UNSAFE")
     stop(second, third)
     await lab.agree(first)
-    told = reasons(first)
-    assert told
-    assert {row[::2] for row in told} == {("unsafe-auto-down", "unreachable for 1 s")}
+    rows = reasons(first)
+    assert rows
+    assert {row[::2] for row in rows} == {("unsafe-auto-down", "unreachable for 1 s")}

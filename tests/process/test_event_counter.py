@@ -1,4 +1,4 @@
-"""The event counter on real nodes: what it counted outlives its memory and its node."""
+"""The event counter on real nodes: its count outlives its memory and its node."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def begin(lab: Processes, **environment: str) -> NodeProcess:
 
 
 async def values(counters: Region) -> list[Any]:
-    """What all counters say; a question that died with its node is asked again."""
+    """The totals of all counters; a question that died with its node is asked again."""
 
     async def value(number: int) -> Any:
         for _ in range(100):

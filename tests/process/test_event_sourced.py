@@ -34,16 +34,16 @@ async def amounts(store_url: str, names: Iterable[str]) -> dict[str, list[int]]:
         page, cursor = await journals.page("account", cursor, 100)
         shards |= {name: shard for shard, name in page}
         first = False
-    found = {}
+    totals = {}
     for name in names:
         entries = (await journals.read("account", shards[name], name, 0, 1000)).entries
-        found[name] = [stored_event(entry).value["amount"] for entry in entries]
+        totals[name] = [stored_event(entry).value["amount"] for entry in entries]
     await store.close()
-    return found
+    return totals
 
 
 async def shardbus(lab: Processes, *command: str) -> str:
-    """Return what a command prints."""
+    """Return the output of a command."""
     done = lab.run(*command)
     assert await done.ended() == 0, done.err.read_text()
     return done.out.read_text()
@@ -76,8 +76,8 @@ async def test_accounts_are_exact_after_nodes_were_killed(
                     await asyncio.sleep(0)
                     nodes[turn // 4].kill()
                 await asyncio.gather(*deposits)
-            found = await amounts(store_url, answered)
-            for name, stored in found.items():
+            totals = await amounts(store_url, answered)
+            for name, stored in totals.items():
                 assert stored == sorted(set(stored)), "an event is twice, or out of order"
                 assert set(answered[name]) <= set(stored) <= set(tried[name])
                 balance = await client.call("account", name, "balance", timeout=PATIENCE_S)
@@ -97,6 +97,6 @@ async def test_accounts_are_exact_after_nodes_were_killed(
             lab, "journal", "show", "account", "account-3", "--store", copy, "--json", *app
         )
         shown = [event["value"]["amount"] for event in json.loads(text)["events"]]
-        assert shown == found["account-3"]
+        assert shown == totals["account-3"]
     finally:
         lab.close()

@@ -1,5 +1,5 @@
-"""What operators see of real nodes: nothing while all is well, and each fault by its name, the same
-in the page's data, in `doctor` and in `top`."""
+"""The operator's view of real nodes: nothing while all is well, and each fault by its name, the
+same in the page's data, in `doctor` and in `top`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.process.nodes import NodeProcess, Processes
 from tests.waiting import until
 
 STARVED = {"late", "lagging"}
-"""Findings that tell how busy the machine is."""
+"""Findings that depend on how busy the machine is."""
 EVERY_S = 0.2
 FAILING = "tests.process.failing_app:bus"
 
@@ -57,11 +57,11 @@ class Watch:
 
 
 async def command(lab: Processes, node: NodeProcess, *words: str) -> tuple[int, str]:
-    """Run a command that asks this node; returns its exit code and what it printed."""
-    asked = lab.run(*words, "--node", f"http://127.0.0.1:{node.http_port}")
-    code = await asked.ended()
-    lab.all.remove(asked)
-    return code, asked.out.read_text()
+    """Run a command that asks this node; returns its exit code and its output."""
+    run = lab.run(*words, "--node", f"http://127.0.0.1:{node.http_port}")
+    code = await run.ended()
+    lab.all.remove(run)
+    return code, run.out.read_text()
 
 
 async def doctor(lab: Processes, node: NodeProcess, *words: str) -> dict[str, Any]:
@@ -146,7 +146,7 @@ async def test_what_fails_is_named_with_its_cause_wherever_an_operator_looks(
         }
         [failing] = [row for row in page["failures"] if row["method"] == "pay"]
         assert failing["count"] == 3
-        assert {one["entity"] for one in failing["last"]} == {"o-1"}
+        assert {failure["entity"] for failure in failing["last"]} == {"o-1"}
         assert "in pay" in failing["last"][-1]["stack"]
         _, picture = await command(lab, node, "top")
         assert "warning: failing-handler: order pay has 3 failures" in picture
@@ -190,8 +190,8 @@ async def test_what_lasts_is_found(lab: Processes) -> None:
     alone = lab.begin(settings=nobody, app=FAILING)
 
     async def missing() -> bool:
-        found = await doctor(lab, alone, "--wait", "0")
-        return {check: group["of"] for check, group in found.items()} == {
+        findings = await doctor(lab, alone, "--wait", "0")
+        return {check: group["of"] for check, group in findings.items()} == {
             "no-coordinator": "uncoordinated"
         }
 

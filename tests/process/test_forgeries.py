@@ -44,11 +44,11 @@ CALM = ("cluster.failure_detector.acceptable_heartbeat_pause=60s",)
 
 
 async def counts(node: NodeProcess) -> dict[str, int]:
-    """What the node has refused, by reason."""
+    """The node's refusals, by reason."""
     async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         text = (await client.get(f"http://127.0.0.1:{node.http_port}/metrics")).text
-    found = re.findall(r'messages_dropped_total\{.*reason="(\w+)"\} (\d+)', text)
-    return {reason: int(count) for reason, count in found}
+    rows = re.findall(r'messages_dropped_total\{.*reason="(\w+)"\} (\d+)', text)
+    return {reason: int(count) for reason, count in rows}
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Real nodes, one of which has an entity without room: the process that tells it asks others
+"""Real nodes, one of which has an entity without room: the process that sends to it asks others
 meanwhile, and waits no longer than the node lives."""
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ async def test_one_slow_entity_delays_no_other_and_its_sender_outlives_its_node(
         homes = {f"d{n}": await place(f"d{n}") for n in range(60)}
         slow = "d0"
         node = next(node for node in nodes if node.address == homes[slow])
-        neighbours = [one for one, home in homes.items() if home == node.address and one != slow]
+        neighbours = [name for name, home in homes.items() if home == node.address and name != slow]
         sent = 0
 
         async def flood() -> None:
@@ -60,7 +60,7 @@ async def test_one_slow_entity_delays_no_other_and_its_sender_outlives_its_node(
         await until(held, "no room")
         at_rest = sent
         for _ in range(20):
-            answers = await asyncio.gather(*(place(one) for one in neighbours))
+            answers = await asyncio.gather(*(place(name) for name in neighbours))
             assert set(answers) == {node.address}
         assert sent == at_rest, "the flood waits"
         await killed(node)

@@ -28,22 +28,22 @@ async def test_a_rolling_restart_keeps_what_the_mode_says(lab: Processes, mode: 
 
         def accounted() -> bool:
             """Every tell is in the ledger, or among those that were reported as dropped."""
-            told = sum(a.refused_messages.values())
-            return Ledger(lab.folder).total(TELL) + told == sent
+            refusals = sum(a.refused_messages.values())
+            return Ledger(lab.folder).total(TELL) + refusals == sent
 
         await until(accounted, "all tells are handled or reported")
         for node in lab.live:
             assert await node.terminate() == 0
-        told = sum(a.refused_messages.values())
+        refusals = sum(a.refused_messages.values())
     ledger = Ledger(lab.folder)
     lost = sent - ledger.total(TELL)
-    print(f"{mode}: {sent} tells, {lost} lost, {told} reported")
+    print(f"{mode}: {sent} tells, {lost} lost, {refusals} reported")
     assert ledger.repeated == []
     if mode != "forward":
         assert (ledger.reordered, ledger.overlaps) == ([], [])
     refused = sum(outcome == "refused" for outcome in asks.outcomes.values())
     assert set(asks.outcomes.values()) <= {"ok", "refused"}
     assert ledger.total(ASK) == asks.rounds * PAGES - refused
-    assert told == lost
+    assert refusals == lost
     if mode != "drop":  # which may drop nothing where a move takes few milliseconds
         assert (lost, refused) == (0, 0)

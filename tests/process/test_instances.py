@@ -39,13 +39,13 @@ async def test_all_answers_for_every_node_and_names_the_one_that_is_killed(lab: 
         answers = await client.to("all").call("quote", "x", "who")
         assert addresses(answers) == {node.address for node in nodes}
         assert all(answer[2] == node for node, answer in answers.items())
-        asked = asyncio.ensure_future(client.to("all").call("quote", "x", "wait_for", str(gate)))
+        ask = asyncio.ensure_future(client.to("all").call("quote", "x", "wait_for", str(gate)))
         waited_for = [lab.folder / f"gate-{k}" for k in (1, 2, 3)]
         await until(lambda: all(path.exists() for path in waited_for), "three instances that wait")
         dead = nodes[2]
         dead.kill()
         gate.touch()
-        answers = await asked
+        answers = await ask
         assert addresses(answers) == {node.address for node in nodes}
         [lost] = [e for node, e in answers.items() if node.startswith(f"{dead.address}#")]
         assert isinstance(lost, NodeLost)
@@ -75,19 +75,19 @@ async def test_threads_and_the_command_line_choose_a_router(lab: Processes) -> N
             timeout=PATIENCE_S,
             connect_timeout=PATIENCE_S,
         ) as client:
-            found = client.to("all").call("quote", "x", "who")
-            one = client.call("quote", "x", "who")
+            name = client.to("all").call("quote", "x", "who")
+            nearest = client.call("quote", "x", "who")
             many = client.to("round-robin").ask_many("quote", [])
-            return [found, one, many]
+            return [name, nearest, many]
 
-    found, one, many = await asyncio.to_thread(blocking)
-    assert addresses(found) == {node.address for node in nodes}
-    assert one in found.values()
+    name, nearest, many = await asyncio.to_thread(blocking)
+    assert addresses(name) == {node.address for node in nodes}
+    assert nearest in name.values()
     assert many == []
     url = f"http://127.0.0.1:{nodes[0].http_port}"
     command = lab.run("ask", "quote", "x", "who", "--to", "all", "--node", url)
     assert await command.ended() == 0, command.err.read_text()
-    assert json.loads(command.out.read_text()) == found
+    assert json.loads(command.out.read_text()) == name
 
 
 async def spread(node: NodeProcess, hosts: int) -> dict[str, int] | None:
@@ -96,7 +96,7 @@ async def spread(node: NodeProcess, hosts: int) -> dict[str, int] | None:
     page = await node.page("/v1/partitions/quote")
     counts: Counter[str] = Counter()
     for partition in page["partitions"] if page else ():
-        at = [one["node"] for one in partition["instances"] if one["state"] == "running"]
+        at = [row["node"] for row in partition["instances"] if row["state"] == "running"]
         if len(at) != 3 or len(set(at)) != 3:
             return None
         counts.update(at)
@@ -121,7 +121,7 @@ async def test_S3_47_three_instances_on_five_nodes_survive_two_kills(
         answers = await asyncio.gather(
             *(quote.call("quote", i, "who") for i in ids), return_exceptions=True
         )
-        assert {type(one) for one in answers if isinstance(one, Exception)} <= {NodeLost}
+        assert {type(answer) for answer in answers if isinstance(answer, Exception)} <= {NodeLost}
         after = await until(lambda: spread(nodes[0], 3), "three of each shard on three nodes")
         assert len(set(after.values())) == 1, "each shard has one on each node"
         assert sum(after.values()) == sum(counts.values())

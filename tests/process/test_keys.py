@@ -1,5 +1,5 @@
 """Real nodes with a cluster's secret: it is rotated by the command line under load, lets nodes
-listen off the loopback without `insecure`, and is nowhere in what they write or show."""
+listen off the loopback without `insecure`, and is nowhere in their output and pages."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ async def test_a_rotation_under_load_loses_and_reorders_nothing(
 async def test_off_the_loopback_a_secret_is_enough_and_needed(
     walled: Processes, secret: Path
 ) -> None:
-    """Each node is on a machine of its own. One without the secret, and one with another, learn why
-    they are refused and found no cluster."""
+    """Each node is on a machine of its own. One without the secret, and one with another, get the
+    reason of the refusal and found no cluster."""
     keyed = ("security.insecure=false", f"security.secret={secret}")
     nodes = await walled.cluster(2, settings=keyed)
     other = secret.with_name("other.secret")
@@ -140,7 +140,7 @@ async def test_no_secret_is_in_a_log_a_page_or_an_answer(lab: Processes, secret:
     write_private(damaged, secrets_text(hidden)[:-9] + "\n")
     half = hidden[0].hex()[:40]
     assert half in damaged.read_text()
-    own = str(secret.with_name("own.key"))
+    private_key = str(secret.with_name("own.key"))
     for words in (
         ("keys", "show", str(secret)),
         ("config", "show", "--set", f"security.secret={secret}", "--set", f"http.token={TOKEN}"),
@@ -151,7 +151,7 @@ async def test_no_secret_is_in_a_log_a_page_or_an_answer(lab: Processes, secret:
         ("report", "--out", str(lab.folder / "report.zip")),
         ("--debug", "keys", "show", str(damaged)),
         ("--debug", "keys", "rotate", str(damaged)),
-        ("--debug", "keys", "own", "shop", own, "--client", "--secret", str(damaged)),
+        ("--debug", "keys", "own", "shop", private_key, "--client", "--secret", str(damaged)),
         ("--debug", "ask", "page", "page-1", "where", "--secret", str(damaged)),
         (
             "--debug",
@@ -194,7 +194,7 @@ async def test_no_secret_is_in_a_log_a_page_or_an_answer(lab: Processes, secret:
     assert half not in text
     for word in [s.hex() for s in hidden] + [pair.secret.decode() for pair in keys]:
         assert word not in text
-    assert Keyring(secret).newest.fingerprint in text  # the search would find what is there
+    assert Keyring(secret).newest.fingerprint in text  # the search works
 
 
 @pytest.mark.long

@@ -1,9 +1,9 @@
-"""Every message is written down where it is handled and compared with what was sent, while nodes
-join, leave and die.
+"""Every message is written down where it is handled and compared with the sent messages, while
+nodes join, leave and die.
 
     graceful   nothing is lost, reordered, repeated; every ask is answered
     kill       an ask is handled at most once, an answered one exactly once, one that was refused
-               for certain never; what is handled keeps its order; no two activations overlap
+               for certain never; handled messages keep their order; no two activations overlap
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Producer:
 
 
 class Ledger:
-    """What entities wrote down."""
+    """The records of entities."""
 
     def __init__(self, folder: Path) -> None:
         rows: list[tuple[int, ...]] = []
@@ -72,7 +72,7 @@ class Ledger:
         self.spans: dict[int, dict[int, list[int]]] = defaultdict(dict)
         """Page to activation to its first and last record."""
         self.busy: dict[int, dict[int, list[int]]] = defaultdict(dict)
-        """The same without the records of stops: those of a node that ends come late."""
+        """The same without the records of stops: records of a node that ends come late."""
         for page, producer, seq, activation, ns in rows:
             self.spans[page].setdefault(activation, [ns, ns])[1] = ns
             if seq != -1:
@@ -91,11 +91,11 @@ class Ledger:
     @property
     def overlaps(self) -> list[int]:
         """Pages of which two activations were alive at once."""
-        found = []
+        pages = []
         for page, activations in self.spans.items():
             spans = sorted(activations.values())
-            found += [page for a, b in pairwise(spans) if b[0] < a[1]]
-        return found
+            pages += [page for a, b in pairwise(spans) if b[0] < a[1]]
+        return pages
 
     def total(self, producer: int) -> int:
         return sum(len(set(s)) for (_, who), s in self.handled.items() if who == producer)
@@ -221,8 +221,8 @@ async def test_kills_cost_what_the_dead_had_and_nothing_else(
     assert (ledger.reordered, ledger.repeated, ledger.overlaps) == ([], [], [])
     for (page, seq), outcome in asks.outcomes.items():
         count = ledger.handled[page, ASK].count(seq)
-        wanted = {"ok": (1,), "refused": (0,), "unsure": (0, 1)}[outcome]
-        assert count in wanted, f"page {page} ask {seq} was {outcome}, handled {count} times"
+        counts = {"ok": (1,), "refused": (0,), "unsure": (0, 1)}[outcome]
+        assert count in counts, f"page {page} ask {seq} was {outcome}, handled {count} times"
     assert len(asks.outcomes) == asks.rounds * PAGES
     last = asks.rounds
     assert all(asks.outcomes[page, last] == "ok" for page in range(PAGES))

@@ -1,4 +1,4 @@
-"""A node whose standard error nobody reads, and what its lines have."""
+"""A node whose standard error nobody reads, and the fields of its lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def parsed(line: str) -> dict[str, object]:
 
 
 LINES = 8000
-"""8 MB: what a pipe takes, and twice what may wait behind it."""
+"""8 MB: the room of a pipe, and twice the bound behind it."""
 
 
 async def test_B62_a_node_whose_log_nobody_reads_answers_and_tells_later_what_it_left_out(
@@ -48,7 +48,7 @@ async def test_B62_a_node_whose_log_nobody_reads_answers_and_tells_later_what_it
     assert ended == 0, [row for row in rows if "xxx" not in str(row)][-5:]
     dropped = sum(int(str(r["count"])) for r in rows if r.get("event") == "log_lines_dropped")
     assert dropped > 0
-    told = [row for row in rows if "xxx" in str(row["message"])]
-    assert len(told) + dropped == LINES
-    assert {(row["entity_type"], row["entity_id"]) for row in told} == {("page", "page-1")}
-    assert all(row["shard"] and isinstance(row["fence"], int) for row in told)
+    long_rows = [row for row in rows if "xxx" in str(row["message"])]
+    assert len(long_rows) + dropped == LINES
+    assert {(row["entity_type"], row["entity_id"]) for row in long_rows} == {("page", "page-1")}
+    assert all(row["shard"] and isinstance(row["fence"], int) for row in long_rows)

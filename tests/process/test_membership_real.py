@@ -1,4 +1,4 @@
-"""Membership under what happens to processes: killed, told to stop, stopped and continued, starved,
+"""Membership under faults of processes: killed, ended by a signal, stopped and continued, starved,
 blocked, started again at once, all started at once."""
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ async def test_TC3_a_killed_node_is_downed_by_command(lab: Processes) -> None:
         await until(lambda node=node: cluster(node)["converged"], "convergence")
 
 
-# Told to stop
+# Ended by a signal
 
 
 @pytest.mark.long

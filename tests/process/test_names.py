@@ -22,7 +22,7 @@ from tests.process.nodes import MACHINE_PORTS, NodeProcess, Processes
 from tests.waiting import until
 
 FOLDER = Path("/etc/netns")
-"""What `ip netns exec` shows as /etc to the processes of a namespace."""
+"""The files that `ip netns exec` shows as /etc to the processes of a namespace."""
 
 
 class Names:
@@ -93,8 +93,8 @@ def begin(
     seeds = [f"node{n + 1}:{MACHINE_PORTS[0]}" for n in range(count)]
     started = []
     for n, machine in enumerate(machines):
-        own = ("--advertise", f"node{n + 1}")
-        node = walled.begin(*own, seeds=seeds, machine=machine, settings=settings)
+        options = ("--advertise", f"node{n + 1}")
+        node = walled.begin(*options, seeds=seeds, machine=machine, settings=settings)
         node.host = f"node{n + 1}"
         started.append(node)
     return started

@@ -17,9 +17,9 @@ from tests.process.nodes import ROOT
 from tests.waiting import until
 
 SILENCE_S = 0.3
-"""Only what is swallowed is waited for so long, and it never comes."""
+"""The test waits so long only for a swallowed message, and it never comes."""
 COMES_S = 60.0
-"""What comes is waited for so long at most."""
+"""The test waits so long at most for a message that comes."""
 
 ABANDONED = """
 import subprocess, sys

@@ -1,5 +1,5 @@
 """Ids that would like to be something else: a line of a log, a path, a command of a terminal, a tag
-of a page. Through clients, logs, HTTP and the command line they stay what they are, or are refused
+of a page. Through clients, logs, HTTP and the command line they stay unchanged, or are refused
 before anything is sent."""
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ FORBIDDEN = [
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run the command line against a node: the exit code, and what it wrote."""
+    """Run the command line against a node: the exit code, and its output."""
 
     def run_it(node: NodeProcess, *words: str) -> tuple[int, str, str]:
         code = run([*words, "--node", f"http://127.0.0.1:{node.http_port}"])
@@ -71,14 +71,14 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
 
 async def listed(http: httpx.AsyncClient, kind: str) -> list[str]:
     """The ids in memory, page by page."""
-    found: list[str] = []
+    ids: list[str] = []
     cursor: str | None = ""
     while cursor is not None:
         query = {"limit": "5"} | ({"cursor": cursor} if cursor else {})
         page = (await http.get(f"/v1/entities/{kind}", params=query)).json()
-        found += [row["id"] for row in page["entities"]]
+        ids += [row["id"] for row in page["entities"]]
         cursor = page["next"]
-    return found
+    return ids
 
 
 def where(name: str) -> str:
@@ -112,8 +112,8 @@ async def test_strange_ids_are_ids_everywhere(lab: Processes, command: Command) 
         as_data = command(node, "entities", "account", "--json")[1]
         assert {row["id"] for row in json.loads(as_data)["entities"]} == set(STRANGE)
         for name in (".", "../../etc/passwd", "\u202egnp.exe"):
-            told = json.loads(command(node, "where", "account", name, "--json")[1])
-            assert (told["id"], told["running"]) == (name, True)
+            answer = json.loads(command(node, "where", "account", name, "--json")[1])
+            assert (answer["id"], answer["running"]) == (name, True)
 
 
 def named(node: NodeProcess, name: str) -> bool:
@@ -155,7 +155,7 @@ async def test_forbidden_ids_are_refused_here_and_by_a_node_that_gets_them_all_t
 
 
 def lines(node: NodeProcess) -> list[str]:
-    """What its log says, but for what tells how busy the machine is."""
+    """Its log, but for lines that depend on how busy the machine is."""
     return [line for line in node.err.read_text().splitlines() if "was starved" not in line]
 
 

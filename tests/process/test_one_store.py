@@ -38,8 +38,8 @@ async def test_a_second_cluster_on_a_store_is_refused_with_the_addresses(
 ) -> None:
     production = await shared.start()
     port = free_port()
-    own = [f"127.0.0.1:{port}", f"127.0.0.1:{free_port()}"][:seeds]
-    staging = shared.begin(port=port, seeds=own)
+    seeds_given = [f"127.0.0.1:{port}", f"127.0.0.1:{free_port()}"][:seeds]
+    staging = shared.begin(port=port, seeds=seeds_given)
     assert await staging.ended() == REFUSED
     assert f"another cluster writes this store: {production.address}" in staging.err.read_text()
     assert "ready: " not in staging.out.read_text()
@@ -133,8 +133,8 @@ async def test_S2_81_a_coordinator_without_its_store_gives_way_to_one_that_reach
             """The node of the coordinator, as the others see it."""
             page = await second.page("/v1/cluster")
             place = page["coordinators"]["page"]["node"] if page else ""
-            found = [node for node in (first, second, third) if place.startswith(node.address)]
-            return found[0] if found else None
+            holders = [node for node in (first, second, third) if place.startswith(node.address)]
+            return holders[0] if holders else None
 
         async def moved() -> bool:
             return await ruler() in (second, third)

@@ -1,6 +1,6 @@
-"""A real Prometheus reads real nodes, and its rules find what a test breaks.
+"""A real Prometheus reads real nodes, and its rules find each fault of a test.
 
-The rules and the queries are those of `deploy/`, made from the declarations of the metrics; only
+The rules and the queries come from `deploy/`, made from the declarations of the metrics; only
 the times for which an alert must hold are shorter here. Grafana itself does not run: its own types
 read the dashboard (`tests/unit/test_docs.py`), and Prometheus answers each of its queries.
 """
@@ -37,7 +37,7 @@ SMALL = (
 
 
 PLACEHOLDERS = {"$__rate_interval": "5s", "$instance": ".*", "$entity_type": ".*"}
-"""What Grafana fills in."""
+"""The variables that Grafana fills in."""
 
 
 class Prometheus:
@@ -83,24 +83,25 @@ class Prometheus:
 
         async def read() -> bool:
             try:
-                found = await asyncio.to_thread(self.get, "query", query="sum(up)")
+                answer = await asyncio.to_thread(self.get, "query", query="sum(up)")
             except OSError:
                 return False
-            return bool(found["result"]) and float(found["result"][0]["value"][1]) == count
+            return bool(answer["result"]) and float(answer["result"][0]["value"][1]) == count
 
         await until(read, "Prometheus's first look at the nodes")
 
     async def fires(self, alert: str, **labels: str) -> None:
         """Wait until the alert fires with these labels."""
-        wanted = {"alertname": alert, **labels}.items()
+        labels_wanted = {"alertname": alert, **labels}.items()
 
         async def found() -> bool:
             alerts = (await asyncio.to_thread(self.get, "alerts"))["alerts"]
             return any(
-                row["state"] == "firing" and wanted <= row["labels"].items() for row in alerts
+                row["state"] == "firing" and labels_wanted <= row["labels"].items()
+                for row in alerts
             )
 
-        await until(found, f"the alert {wanted}")
+        await until(found, f"the alert {labels_wanted}")
 
     def close(self) -> None:
         self._process.kill()
@@ -113,8 +114,8 @@ def started() -> Iterator[list[Prometheus]]:
         pytest.skip("there is no prometheus here: apt-get install prometheus")
     made: list[Prometheus] = []
     yield made
-    for one in made:
-        one.close()
+    for node in made:
+        node.close()
 
 
 async def every_query_is_answered(prometheus: Prometheus) -> None:

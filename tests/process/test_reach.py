@@ -100,8 +100,8 @@ async def test_a_wrong_seed_is_named_with_what_listens_there(
     """The node has another store: on the cluster's own it is refused, with the right addresses."""
     [first] = await lab.cluster(1)
     port = seed(first)
-    own = f"sqlite:///{lab.folder}/another.db"
-    late = lab.begin("--store", own, seeds=[f"127.0.0.1:{port}"])
+    store_url = f"sqlite:///{lab.folder}/another.db"
+    late = lab.begin("--store", store_url, seeds=[f"127.0.0.1:{port}"])
     await late.says("in no cluster after")
     [line] = [x for x in late.err.read_text().splitlines() if "in no cluster after" in x][:1]
     assert f"127.0.0.1:{port} (messages): no answer (" in line

@@ -1,5 +1,5 @@
 """README.md is true: its example is the file it names, its sessions run as they stand there, and
-what it points to exists. So do the sessions of examples/README.md."""
+its links lead to existing files. So do the sessions of examples/README.md."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 their pods and read their revisions with the rights of the components only.
 
 It needs the binaries `kube-apiserver`, `etcd` and `kubectl`, the first at the path in
-`KUBE_APISERVER`; so it runs only when it is asked for (`make test-kubernetes`). No kubelet and no
+`KUBE_APISERVER`; so it runs only on request (`make test-kubernetes`). No kubelet and no
 controller run: the test makes the ReplicaSet and the pods, and the nodes are processes beside them.
 """
 
@@ -113,15 +113,15 @@ def kustomization(folder: Path, *components: str, nodes: str = "base") -> Path:
     """The example, with these components, on the Deployment of `base` or on `stateful`."""
     shutil.copytree(ROOT / "deploy" / "kubernetes", folder / "k", dirs_exist_ok=True)
     file = folder / "k" / "example" / "kustomization.yaml"
-    own = (ROOT / "deploy/kubernetes/example/kustomization.yaml").read_text(encoding="utf-8")
-    own = own.replace("../base", f"../{nodes}")
+    text = (ROOT / "deploy/kubernetes/example/kustomization.yaml").read_text(encoding="utf-8")
+    text = text.replace("../base", f"../{nodes}")
     rows = "".join(f"  - ../{name}\n" for name in components)
-    file.write_text(own + (f"\ncomponents:\n{rows}" if rows else ""), encoding="utf-8")
+    file.write_text(text + (f"\ncomponents:\n{rows}" if rows else ""), encoding="utf-8")
     return file.parent
 
 
 def make_pods(api: ApiServer, revision: str) -> None:
-    """What the controllers of Kubernetes make of a Deployment, as far as nodes see it."""
+    """The work of Kubernetes' controllers on a Deployment, as far as nodes see it."""
     [deployment] = api.find("deployments")["items"]
     spec = {key: deployment["spec"][key] for key in ("selector", "template")}
     replicas = {
@@ -197,8 +197,8 @@ async def test_a_real_api_server_takes_the_stateful_nodes(api: ApiServer, tmp_pa
         place = kustomization(tmp_path, *components, nodes="stateful")
         api.kubectl("apply", f"--kustomize={place}")
         assert api.find("deployments")["items"] == []
-        [found] = api.find("statefulsets")["items"]
-        spec, pods = found["spec"], found["spec"]["template"]
+        [stateful_set] = api.find("statefulsets")["items"]
+        spec, pods = stateful_set["spec"], stateful_set["spec"]["template"]
         services = {service["metadata"]["name"] for service in api.find("services")["items"]}
         assert spec["serviceName"] in services
         assert spec["replicas"] == 5

@@ -1,4 +1,5 @@
-"""Reminders of real nodes: one is killed, then all of them; what operators see and cancel."""
+"""Reminders of real nodes: one is killed, then all of them; the operator's list and
+cancellation."""
 
 from __future__ import annotations
 
@@ -34,16 +35,16 @@ async def test_they_fire_once_on_another_node_and_after_a_restart_of_all(lab: Pr
     first, second = await lab.cluster(2, app=APP, settings=SETTINGS)
     ids = [f"a{n}" for n in range(30)]
     async with lab.client() as client:
-        for one in ids:
-            await client.call("alarm", one, "set", 4.0)
+        for entity_id in ids:
+            await client.call("alarm", entity_id, "set", 4.0)
     second.kill()
     await until(lambda: len(rung(lab)) == len(ids), "each reminder to fire")
     assert {len(times) for times in rung(lab).values()} == {1}
 
     later = [f"b{n}" for n in range(30)]
     async with lab.client() as client:
-        for one in later:
-            await client.call("alarm", one, "set", 2.0)
+        for entity_id in later:
+            await client.call("alarm", entity_id, "set", 2.0)
         await client.call("alarm", "far", "set", 86_400.0)
     first.kill()
     [third, _] = await lab.cluster(2, app=APP, settings=SETTINGS)

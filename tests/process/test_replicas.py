@@ -69,7 +69,7 @@ def trio(lab: Processes) -> Trio:
 
 
 async def add(trio: Trio, entity: str, acked: Counter[str], sent: Counter[str], times: int) -> None:
-    """Add 1 to an account, many times in a row. Counts what was sent, and what was answered."""
+    """Add 1 to an account, many times in a row. Counts sent and answered messages."""
     async with trio.lab.client(*trio.running, timeout=30.0) as client:
         for _ in range(times):
             sent[entity] += 1
@@ -80,13 +80,13 @@ async def add(trio: Trio, entity: str, acked: Counter[str], sent: Counter[str], 
 
 def replica_processes(path: Path) -> list[int]:
     """The processes of replicas whose disks are below this path."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         with suppress(OSError, ValueError):
             words = (entry / "cmdline").read_bytes().split(b"\0")
             if b"serve" in words and any(bytes(path) in word for word in words):
-                found.append(int(entry.name))
-    return found
+                pids.append(int(entry.name))
+    return pids
 
 
 @pytest.mark.parametrize("store", ["cluster://", "cluster://?durability=memory"])
@@ -121,16 +121,16 @@ async def test_a_full_stop_and_start_keeps_all(trio: Trio) -> None:
 async def test_a_replica_ends_with_its_node_and_comes_back_by_itself(trio: Trio) -> None:
     trio.begin()
     await trio.agree()
-    own = trio.lab.folder / "replica-0"
-    [replica] = replica_processes(own)
+    disk = trio.lab.folder / "replica-0"
+    [replica] = replica_processes(disk)
     os.kill(replica, signal.SIGKILL)
 
     def another() -> bool:
-        return replica_processes(own) not in ([], [replica])
+        return replica_processes(disk) not in ([], [replica])
 
     await until(another, "another process of the replica")
     trio.nodes[0].kill()
-    await until(lambda: replica_processes(own) == [], "the end of the replica")
+    await until(lambda: replica_processes(disk) == [], "the end of the replica")
     acked, sent = Counter[str](), Counter[str]()
     await add(trio, "account-1", acked, sent, 3)
     assert acked["account-1"] == 3
@@ -193,15 +193,15 @@ async def test_nodes_that_run_go_on_with_a_store_that_is_founded_anew(trio: Trio
     acked, sent = Counter[str](), Counter[str]()
     await asyncio.gather(*(add(trio, entity, acked, sent, 3) for entity in ACCOUNTS))
     for number in (1, 2):
-        own = trio.lab.folder / f"replica-{number}"
-        own.rename(trio.lab.folder / f"lost-{number}")
-        for replica in replica_processes(own):
+        disk = trio.lab.folder / f"replica-{number}"
+        disk.rename(trio.lab.folder / f"lost-{number}")
+        for replica in replica_processes(disk):
             os.kill(replica, signal.SIGKILL)
     trio.nodes[0].kill()
-    own = trio.lab.folder / "replica-0"
-    await until(lambda: replica_processes(own) == [], "the end of the replica")
+    disk = trio.lab.folder / "replica-0"
+    await until(lambda: replica_processes(disk) == [], "the end of the replica")
     port = str(trio.ports[0] + 2)
-    await operate(trio, "recover", "--path", str(own), "--port", port, "--accept-loss")
+    await operate(trio, "recover", "--path", str(disk), "--port", port, "--accept-loss")
     trio.begin(0)
     for each in trio.ports[1:]:
         await operate(trio, "add", f"127.0.0.1:{each + 2}", "--wait", "2m")

@@ -1,7 +1,7 @@
 """Sessions in memory are carried through a rolling upgrade of three real nodes.
 
-What is carried may lawfully be lost: a move that was refused is tried in mode `buffer`, and a
-session between two homes may break. So baskets are compared with what the nodes count themselves. A
+Carried state may lawfully be lost: a move that was refused is tried in mode `buffer`, and a
+session between two homes may break. So baskets are compared with the nodes' own counts. A
 session that lost its basket has started by a message, and one that kept it has not. Each session
 gets one message at a time, so both are exact, however busy the machine is.
 """
@@ -48,7 +48,7 @@ async def settled(lab: Processes) -> None:
 
 @dataclass
 class Counts:
-    """What all nodes have counted, those that have ended included: such a node starts no session
+    """The counts of all nodes, ended ones included: such a node starts no session
     after its last look."""
 
     by_node: dict[str, dict[str, int]] = field(default_factory=dict)

@@ -50,14 +50,14 @@ def catches(pid: int, number: int = signal.SIGTERM) -> bool:
 
 def child_of(pid: int) -> int:
     """The only child of a process; 0 if it has none yet."""
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return int(found[0]) if found else 0
+    pids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(pids[0]) if pids else 0
 
 
 @pytest.mark.parametrize("number", SIGNALS)
 async def test_a_signal_during_its_imports_ends_a_node(lab: Processes, number: int) -> None:
     node = lab.begin()
-    # Python itself handles SIGINT: what counts is the handler of the command.
+    # Python itself handles SIGINT: the handler that matters is the handler of the command.
     await until(lambda: catches(node.process.pid), "the first instruction of the command")
     node.signal(signal.Signals(number))
     assert await node.ended() == 0
@@ -153,7 +153,7 @@ async def test_a_second_signal_ends_a_node_whose_loop_is_blocked(lab: Processes)
 def children_of(pid: int) -> list[int]:
     """The children of all threads of a process."""
     lists = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(number) for one in lists for number in one.read_text().split()]
+    return [int(number) for path in lists for number in path.read_text().split()]
 
 
 def computes(pid: int) -> bool:

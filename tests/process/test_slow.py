@@ -30,7 +30,7 @@ VARIES = (
     (re.compile(r"\d+ messages? waits?"), "N messages wait"),
     (re.compile(r"\d[\d.]*"), "N"),
 )
-"""What differs between two runs of the same fault."""
+"""The parts that differ between two runs of the same fault."""
 
 
 def shape(text: str) -> str:
@@ -75,8 +75,8 @@ class Faults:
         self.left = {cause: (words, output) for words, cause, output in shown()}
 
     async def named(self, node: NodeProcess, cause: str, entity_id: str = "") -> None:
-        """Wait until the command prints for this node what the page shows for the cause."""
-        words, wanted = self.left.pop(cause)
+        """Wait until the command prints for this node the page's cause."""
+        words, expected = self.left.pop(cause)
         command, entity_type, shown_id = words
         subject = (entity_type, entity_id or shown_id)
         printed: list[str] = []
@@ -89,11 +89,11 @@ class Faults:
             if page["causes"][0]["cause"].replace("_", " ") != cause:
                 return False
             url = f"http://127.0.0.1:{node.http_port}"
-            asked = self.lab.run(command, *subject, "--node", url)
-            if await asked.ended():  # a loop that is late may answer later than a command waits
+            run = self.lab.run(command, *subject, "--node", url)
+            if await run.ended():  # a loop that is late may answer later than a command waits
                 return False
-            printed[:] = asked.out.read_text().splitlines()[: len(wanted)]
-            return [*map(shape, printed)] == [*map(shape, wanted)]
+            printed[:] = run.out.read_text().splitlines()[: len(expected)]
+            return [*map(shape, printed)] == [*map(shape, expected)]
 
         try:
             await until(found, f"{cause}, as the page has it")
@@ -103,12 +103,12 @@ class Faults:
 
 async def homes(node: NodeProcess, count: int = 200) -> dict[str, str]:
     """A page of each node, by the node's address."""
-    found: dict[str, str] = {}
+    by_home: dict[str, str] = {}
     for number in range(count):
         answer = await node.page(f"/v1/where/page/p-{number}")
         if answer and answer["node"]:
-            found.setdefault(answer["node"].partition("#")[0], f"p-{number}")
-    return found
+            by_home.setdefault(answer["node"].partition("#")[0], f"p-{number}")
+    return by_home
 
 
 @pytest.mark.long
@@ -169,11 +169,11 @@ async def _plant(lab: Processes, proxy: Proxy) -> None:
         for number in range(200):
             await client.cast("page", f"p-{number}", "hit", 0)
         await client.flush()
-        found = await homes(first)
+        by_home = await homes(first)
         third.signal(signal.SIGSTOP)
-        await faults.named(first, "unreachable", found[third.address])
+        await faults.named(first, "unreachable", by_home[third.address])
         second.signal(signal.SIGSTOP)
-        await faults.named(first, "suspended", found[first.address])
+        await faults.named(first, "suspended", by_home[first.address])
         for node in (second, third):
             node.signal(signal.SIGCONT)
     assert not faults.left, "the page shows causes that no fault was planted for"

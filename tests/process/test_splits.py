@@ -1,8 +1,8 @@
 """Splits of real nodes, of several shapes, with producers on both sides. `benchmarks.splits` judges
-what the nodes have recorded.
+the nodes' records.
 
 A loaded machine may show a split that the drawn seed does not have, for example a node that is
-starved. What must hold does not depend on that.
+starved. The laws do not depend on that.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ async def test_no_entity_lives_twice_in_a_split_of_any_shape(
     cluster: Field, shapes: Sequence[str]
 ) -> None:
     for shape in shapes:
-        found = await cluster.split(shape)
-        assert (found["overlaps"], found["repeated"]) == (0, 0), found
-        assert found.get("woken", 0) < RUN_SLICE, "at most the rest of a slice of a run"
-        assert "unexplained" not in found["lost_by_reason"], found
-        if not found["ended"]:
-            assert found["lost"] == 0, found
+        report = await cluster.split(shape)
+        assert (report["overlaps"], report["repeated"]) == (0, 0), report
+        assert report.get("woken", 0) < RUN_SLICE, "at most the rest of a slice of a run"
+        assert "unexplained" not in report["lost_by_reason"], report
+        if not report["ended"]:
+            assert report["lost"] == 0, report

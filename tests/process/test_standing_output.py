@@ -1,5 +1,6 @@
-"""What reads a node's output stands still: nothing of shardbus waits for it. Where a `print` of the
-application does, the node is removed as any other whose loop is blocked, and its process ends."""
+"""The reader of a node's output stands still: nothing of shardbus waits for it. Where a `print` of
+the application does, the node is removed as any other whose loop is blocked, and its process
+ends."""
 
 from __future__ import annotations
 

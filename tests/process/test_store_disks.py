@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,14 +13,6 @@ from tests.process.served_replicas import KEYS, Load, Served
 from tests.waiting import until
 
 pytestmark = pytest.mark.long
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    served = Served(tmp_path)
-    yield served
-    for port in list(served.processes):
-        served.kill(port)
 
 
 def stop(served: Served) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,14 +13,6 @@ from tests.process.served_replicas import KEYS, Load, Served
 from tests.waiting import until
 
 pytestmark = pytest.mark.long
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    served = Served(tmp_path)
-    yield served
-    for port in list(served.processes):
-        served.kill(port)
 
 
 async def test_disks_are_wiped_added_and_removed_under_load_and_nothing_is_lost(

@@ -1,5 +1,5 @@
-"""A real node and strangers who send what they like, or nothing. Its memory and its descriptors
-stay within bounds, others are served meanwhile, and what was refused is counted by its reason."""
+"""A real node and strangers who send any bytes, or none. Its memory and its descriptors
+stay within bounds, others are served meanwhile, and refusals are counted by its reason."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.waiting import PATIENCE_S, until
 
 MIB = 1 << 20
 GROWTH_MAX = 640 * MIB
-"""What one stranger may cost: some twenty times the 16 MiB that a connection may have unread, and
-what comes until that is seen."""
+"""The memory that one stranger may cost: some twenty times the 16 MiB that a connection may have
+unread, and the bytes that come until that is seen."""
 ATTACK = 4096 * MIB
 SILENT = 1000
 
@@ -51,24 +51,24 @@ def opened(node: NodeProcess) -> int:
 
 
 async def dropped(node: NodeProcess) -> dict[str, int]:
-    """What the node has refused, by reason."""
+    """The node's refusals, by reason."""
     async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         text = (await client.get(f"http://127.0.0.1:{node.http_port}/metrics")).text
-    found = re.findall(r'messages_dropped_total\{.*reason="(\w+)"\} (\d+)', text)
-    return {reason: int(count) for reason, count in found}
+    rows = re.findall(r'messages_dropped_total\{.*reason="(\w+)"\} (\d+)', text)
+    return {reason: int(count) for reason, count in rows}
 
 
 @asynccontextmanager
 async def served(client: AsyncClient, node: NodeProcess) -> AsyncIterator[list[int]]:
-    """Ask all the time, one after the other; and look at the node's memory. Yields what it had."""
+    """Ask all the time, one after the other; and look at the node's memory. Yields its lines."""
     sizes = [resident(node)]
     over = False
 
     async def ask() -> None:
-        asked = 0
-        while not over or asked < 10:
-            asked += 1
-            assert await client.ref(Page, f"page-{asked % 20}").hit(1, asked) == asked
+        asks = 0
+        while not over or asks < 10:
+            asks += 1
+            assert await client.ref(Page, f"page-{asks % 20}").hit(1, asks) == asks
             sizes.append(resident(node))
 
     asking = asyncio.create_task(ask())

@@ -31,11 +31,11 @@ def handled_by(node: NodeProcess) -> list[int]:
 
 async def homes(node: NodeProcess) -> dict[str, str]:
     """Each page's node, by name."""
-    found = {}
+    by_home = {}
     for page in PAGES:
         answer = await node.page(f"/v1/where/page/{page}")
-        found[page] = str(answer["node"]).partition("#")[0] if answer else ""
-    return found
+        by_home[page] = str(answer["node"]).partition("#")[0] if answer else ""
+    return by_home
 
 
 @pytest.mark.long

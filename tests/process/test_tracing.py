@@ -67,25 +67,25 @@ async def test_B151_a_collector_gets_the_spans_of_a_node_in_the_trace_of_its_cli
     settings = ("tracing.enabled=true",)
     node = await lab.start(settings=settings, APP_COLLECTOR=collector.url)
     await lab.agree()
-    own = AsyncClient(
+    async_client = AsyncClient(
         f"tcp://{node.address}",
         cluster="lab",
         tracing=True,
         timeout=PATIENCE_S,
         connect_timeout=PATIENCE_S,
     )
-    async with own as client:
+    async with async_client as client:
         with kept.root():
             assert await client.call("account", "a-1", "add", 5) == 5
     names = {"handle account.add", "save account"}
     await until(lambda: names <= {span.name for span in collector.received}, "the spans")
-    asked = kept.one("ask account")
-    context = asked.get_span_context()
+    ask_span = kept.one("ask account")
+    context = ask_span.get_span_context()
     assert context is not None
     [handled] = [span for span in collector.received if span.name == "handle account.add"]
     [saved] = [span for span in collector.received if span.name == "save account"]
     assert int.from_bytes(handled.trace_id, "big") == context.trace_id
-    assert int.from_bytes(handled.parent_span_id, "big") == id_of(asked)
+    assert int.from_bytes(handled.parent_span_id, "big") == id_of(ask_span)
     assert saved.parent_span_id == handled.span_id
     about = {pair.key: pair.value for pair in handled.attributes}
     assert about["shardbus.entity_id"].string_value == "a-1"

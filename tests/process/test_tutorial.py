@@ -43,13 +43,13 @@ def test_the_tutorial_runs_as_it_stands_there(terminal: Terminal, tmp_path: Path
         terminal.expect(step)
 
 
-def split_at_the_stop(found: list[list[Step]]) -> tuple[list[Step], ...]:
+def split_at_the_stop(sessions: list[list[Step]]) -> tuple[list[Step], ...]:
     """Return the steps before the stop of the first node, the stop, the steps after it, and those
     after the second node was killed."""
-    [stop] = [number for number, steps in enumerate(found) if steps[0].command == "^C"]
-    assert len(found) == stop + 3
-    before = [step for steps in found[:stop] for step in steps]
-    return before, found[stop], found[stop + 1], found[stop + 2]
+    [stop] = [number for number, steps in enumerate(sessions) if steps[0].command == "^C"]
+    assert len(sessions) == stop + 3
+    before = [step for steps in sessions[:stop] for step in steps]
+    return before, sessions[stop], sessions[stop + 1], sessions[stop + 2]
 
 
 @pytest.mark.long
@@ -62,7 +62,7 @@ def test_keys_are_made_and_shown_as_it_stands_there(terminal: Terminal, tmp_path
 
 
 def masked(lines: list[str]) -> list[str]:
-    """The lines without what is drawn by chance, and with one space for many."""
+    """The lines without parts drawn by chance, and with one space for many."""
     plain = (FINGERPRINT.sub("FINGERPRINT", KEY.sub("KEY", line)) for line in lines)
     return [" ".join(line.split()) for line in plain]
 

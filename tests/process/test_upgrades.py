@@ -2,9 +2,9 @@
 and downwards: every message is handled once, in order.
 
 There is no release yet that is older. The neighbour is this tree with a membership protocol one
-higher that still speaks this one, and without a feature: its decoder refuses what a build with the
-feature says to its like. Its greetings of sessions say neither versions nor features, and its nodes
-do not announce their entity types.
+higher that still speaks this one, and without a feature: its decoder refuses frames between builds
+with the feature. Its greetings of sessions say neither versions nor features, and its nodes do not
+announce their entity types.
 
 With a wheel in `NEIGHBOUR`, as `make test-upgrade` sets it, the neighbour is that wheel.
 """
@@ -103,7 +103,7 @@ CHANGES = (
 
 @pytest.fixture
 def neighbour(tmp_path: Path) -> str:
-    """What PYTHONPATH is for a node of the neighbouring version."""
+    """The value of PYTHONPATH for a node of the neighbouring version."""
     tree = tmp_path / "neighbour"
     if wheel := os.environ.get("NEIGHBOUR"):
         with zipfile.ZipFile(wheel) as packages:
@@ -163,8 +163,8 @@ async def test_neighbours_say_to_each_other_only_what_both_can_read(
 
     async def known() -> bool:
         page = await nodes[0].page("/v1/load") or {"nodes": []}
-        found = {row["node"].split("#")[0] for row in page["nodes"]}
-        return ours <= found
+        addresses = {row["node"].split("#")[0] for row in page["nodes"]}
+        return ours <= addresses
 
     await until(known, "replies that say how busy the nodes are")
     for node in nodes:
@@ -177,8 +177,8 @@ RELEASES = "tests.process.releases:bus"
 
 async def homes(client: AsyncClient, entity_type: str, count: int = 24) -> set[str]:
     """The addresses of the nodes that answer for entities of this type."""
-    asked = (client.call(entity_type, f"e{i}", "where") for i in range(count))
-    return {answer.partition("#")[0] for answer in await asyncio.gather(*asked)}
+    asks = (client.call(entity_type, f"e{i}", "where") for i in range(count))
+    return {answer.partition("#")[0] for answer in await asyncio.gather(*asks)}
 
 
 class Rollout:

@@ -1,4 +1,5 @@
-"""Who stays and what heals, with real processes on machines of their own and real walls between.
+"""The nodes that stay and the partitions that heal, with real processes on machines of their own
+and real walls between.
 
 A wall that swallows is found by silence, one that rejects by refusals. In every picture: at most
 one side stays, whoever goes ends with exit code 1, and its machine's next process joins again.
@@ -79,7 +80,7 @@ async def peaceful(*nodes: NodeProcess) -> None:
 
 
 def cluster(node: NodeProcess) -> Any:
-    """What a node says of the cluster. It has not ended."""
+    """The cluster in a node's view. It has not ended."""
     assert node.running, node.err.read_text()[-2000:]
     return node.get("/v1/cluster") or {}
 
@@ -90,7 +91,7 @@ def statuses(node: NodeProcess) -> dict[str, str]:
 
 
 def decisions(*nodes: NodeProcess) -> list[str]:
-    """What the logs of these say was decided, without the lists of nodes."""
+    """The decisions in the logs of these nodes, without the lists of nodes."""
     return [
         line
         for node in nodes
@@ -195,7 +196,7 @@ async def test_TC38_down_all_keeps_nobody(walled: Processes) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("wall", Wall)
 async def test_a_node_that_is_heard_by_nobody_goes(walled: Processes, wall: Wall) -> None:
-    """What it sends is lost; what is sent to it arrives."""
+    """Its messages are lost; messages to it arrive."""
     nodes = await walled.together(3, settings=rules())
     net(walled).stop(machines(nodes[0]), machines(*nodes[1:]), wall)
     await gone(nodes[0])
@@ -216,8 +217,8 @@ async def test_TC47_of_two_that_cannot_see_each_other_one_goes(
     went, stayed = (second, first) if first.running else (first, second)
     await gone(went)
     await walled.agree(stayed, third)
-    told = await until(lambda: decisions(first, second, third), "a decision in a log")
-    assert all("links within this side fail" in line for line in told)
+    lines = await until(lambda: decisions(first, second, third), "a decision in a log")
+    assert all("links within this side fail" in line for line in lines)
     await healed(walled, went, rules(), stayed, third)
 
 
@@ -276,13 +277,13 @@ async def test_TC46_who_sees_a_network_that_keeps_changing_goes(walled: Processe
 
     def settled() -> bool:
         live = [node for node in nodes if node.running]
-        wanted = {node.address: "up" for node in live}
-        return all(statuses(node) == wanted for node in live)
+        expected = {node.address: "up" for node in live}
+        return all(statuses(node) == expected for node in live)
 
     await until(settled, "one cluster of those that stay")
 
 
-# What heals in time
+# Partitions that heal in time
 
 
 @pytest.mark.long
@@ -367,8 +368,8 @@ async def test_TC43_a_machine_unplugged_marked_down_and_plugged_in_gets_a_new_me
     net(walled).unplug(machine)
     await accused(walled, first, second)
     command = ("node", "down", third.address, "--node", "http://127.0.0.1:8558")
-    told = walled.run(*command, machine=first.machine, SHARDBUS_NODE_TOKEN="secret-secret-16")
-    assert await told.ended() == 0, told.err.read_text()
+    output = walled.run(*command, machine=first.machine, SHARDBUS_NODE_TOKEN="secret-secret-16")
+    assert await output.ended() == 0, output.err.read_text()
     await walled.agree(first, second)
     assert third.running
     net(walled).plug(machine)

@@ -33,7 +33,7 @@ def begin(
     seeds: tuple[str, ...] = (),
     **environment: str,
 ) -> NodeProcess:
-    """Start a unit; does not wait. Its `port` is that of worker 0."""
+    """Start a unit; does not wait. Its `port` belongs to worker 0."""
     port, http = free_block(2 * WORKERS), free_block(WORKERS + 1)
     command = ["node", "start", app, "--workers", str(WORKERS)]
     command += ["--port", str(port), "--http-port", str(http), "--store", lab.store]
@@ -67,9 +67,9 @@ def pids(unit: NodeProcess) -> list[int]:
 
 def ask(unit: NodeProcess, path: str) -> TextIO:
     """The answer as it comes."""
-    with socket.create_connection(("127.0.0.1", unit.http_port), PATIENCE_S) as asked:
-        asked.sendall(f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
-        return asked.makefile(newline=None)
+    with socket.create_connection(("127.0.0.1", unit.http_port), PATIENCE_S) as connection:
+        connection.sendall(f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
+        return connection.makefile(newline=None)
 
 
 def lives(pid: int) -> bool:
@@ -105,8 +105,8 @@ async def test_a_unit_is_ready_once_and_all_of_it_leaves_at_a_signal(lab: Proces
     unit = await start(lab)
     [line] = unit.out.read_text().splitlines()
     http = f"http://127.0.0.1:{unit.http_port}"
-    known = ", ".join(addresses(unit))
-    assert line == f"ready: 3 workers {known} in cluster 'lab' (3 up), {http}, store {lab.store}"
+    listed = ", ".join(addresses(unit))
+    assert line == f"ready: 3 workers {listed} in cluster 'lab' (3 up), {http}, store {lab.store}"
     await until(lambda: up(unit) == sorted(addresses(unit)), "all of them Up")
     ready = await unit.page("/readyz")
     assert ready["status"] == "ok"
@@ -209,7 +209,7 @@ async def test_what_cannot_start_says_why_once_and_ends_at_once(
 @pytest.mark.long
 @pytest.mark.parametrize("behind", [0, 2, 3])
 async def test_a_port_that_is_taken_ends_the_unit(lab: Processes, behind: int) -> None:
-    """That of worker 0, that of worker 1, and its gossip."""
+    """The ports of worker 0, of worker 1, and of its gossip."""
     with socket.socket() as taken:
         port = free_block(2 * WORKERS)
         taken.bind(("127.0.0.1", port + behind))

@@ -1,11 +1,11 @@
-"""The simulator's world with everything in it written down: who says what to whom, and what each
-node makes of it.
+"""The simulator's world with everything in it written down: each message with its sender and
+receiver, and the events at each node.
 
 Nothing is left to chance. Every message takes a hundredth of a second, the store two, a wall that
 rejects breaks connections after one second, and dice fall in turn; so a scene has one lane.
 
     1.03  n1 > n2    GossipState v4, seen n1     arrived; n1 knows that n1 has this version
-    1.03  n2         has v4: MemberUp n2         what is new to n2 in it
+    1.03  n2         has v4: MemberUp n2         the part of it that is new to n2
     1.04  n2 > n1    GossipSeen v4
     1.04  n1         makes v5: MemberExiting n2  a version that nobody had before
     2.00  n1 > n3    GossipState x wall          did not arrive
@@ -68,7 +68,7 @@ class Steady(Random):
 
 
 class Fates(Trace):
-    """Draws what does not arrive."""
+    """Draws the messages that do not arrive."""
 
     def __init__(self, stage: Stage) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Stage(Net):
         self.unchanged = self.repeated = 0
 
     def counted(self) -> list[str]:
-        """What was not drawn."""
+        """The messages that were not drawn."""
         kinds = (self.unchanged, "that change nothing"), (self.repeated, "like one above")
         counts = [f"{count} {kind}" for count, kind in kinds if count]
         return [f"     ...  {', '.join(counts)}"] if counts else []
@@ -150,10 +150,10 @@ class Stage(Net):
         before = (list(self.lane), dict(self._drawn), self.repeated) if gossip else None
         had, said = process.machine.gossip, self._said
         self._arrives(self.words.label(process.id), event)
-        told = (len(self.lane), self.repeated)
+        state = (len(self.lane), self.repeated)
         super().deliver(process, event)
         quiet = process.machine.gossip is had and self._said == said
-        if before and quiet and (len(self.lane), self.repeated) == told:
+        if before and quiet and (len(self.lane), self.repeated) == state:
             self.lane, self._drawn, self.repeated = before
             self.unchanged += 1
 
@@ -236,12 +236,12 @@ class Stage(Net):
         news, self._news = self._news, []
         me = self.words.label(process.id)
         rows = self.words.rows(before.records(), gossip.records()) if self.draws_rows else []
-        told = ", ".join(item.replace(" ", UNBROKEN) for item in news or rows)
+        text = ", ".join(item.replace(" ", UNBROKEN) for item in news or rows)
         if gossip.members and version(gossip) != version(before):
             self._shown[process.id] = gossip
             name = self.words.version(gossip, process.id)
             verb = "makes" if self.words.makers[name] == process.id else "has"
             if news or self.draws_rows:
-                self.draw(me, f"{verb} {name}: {told}" if told else f"{verb} {name}")
+                self.draw(me, f"{verb} {name}: {text}" if text else f"{verb} {name}")
         elif news:
-            self.draw(me, told)
+            self.draw(me, text)

@@ -1,6 +1,6 @@
-"""Transcripts of the membership machines: commands that say what happens, and the lane of messages.
+"""Transcripts of the membership machines: commands that cause events, and the lane of messages.
 
-A file is a series of commands, each a line that begins with `$`, and below each what it led to.
+A file is a series of commands, each a line that begins with `$`, and below each its consequences.
 Several commands may share a line, separated by `;`. Lines that begin with `#` are for the reader.
 
     $ settings min_members=3    of section `cluster`, for all nodes; before the first of them
@@ -24,10 +24,10 @@ Several commands may share a line, separated by `;`. Lines that begin with `#` a
     $ lease down | up           the store of leases
     $ lose GossipState          messages of these kinds are lost from now on; without any: none
     $ tick 5s                   time passes
-    $ given join n1 n2; tick 5s   what follows is not drawn
+    $ given join n1 n2; tick 5s   the rest is not drawn
     $ repeat 3 join n4; tick 5s   three times, not drawn
     $ undrawn gossip rows       not drawn from now on: messages of gossip; versions without an event
-    $ show                      what each node sees
+    $ show                      the view of each node
     $ weigh n1                  how large the state of n1 is
 
 How to read a lane: `membership_stage`; its words: `membership_words`.
@@ -63,7 +63,7 @@ class Script:
         return self._stage
 
     def perform(self, line: str) -> list[str]:
-        """What a line of commands led to."""
+        """The consequences of a line of commands."""
         match line.split(maxsplit=2):
             case ["settings", *_]:
                 if self._stage:
@@ -78,8 +78,8 @@ class Script:
                     self.perform(what)
                 return []
         self.stage.clear()
-        told = [text for command in line.split(";") for text in self._one(command.split())]
-        return [*self.stage.lane, *self.stage.counted(), *told]
+        texts = [text for command in line.split(";") for text in self._one(command.split())]
+        return [*self.stage.lane, *self.stage.counted(), *texts]
 
     def _one(self, words: list[str]) -> list[str]:
         stage, nodes = self.stage, self.stage.nodes

@@ -1,9 +1,9 @@
 """The words of a transcript: short names for incarnations, versions and leases, messages in a line,
-and what the nodes see as a table.
+and the nodes' views as a table.
 
     n3#2     the second process at n3's address
     v7       the seventh version that came into the world
-    L1       the first lease that was asked for
+    L1       the first lease that was requested
     up*      unreachable; `!` quarantined; `**` proved gone
 """
 
@@ -31,7 +31,7 @@ MARKS = {
 
 
 class Words:
-    """What things are called, in the order in which they came up. `makers`: who made a version."""
+    """The names of things, in the order in which they came up. `makers`: who made a version."""
 
     def __init__(self) -> None:
         self.makers: dict[str, NodeId] = {}
@@ -41,7 +41,7 @@ class Words:
 
     def add(self, node: NodeId) -> None:
         """A process starts."""
-        nth = 1 + sum(known.host == node.host for known in self._labels)
+        nth = 1 + sum(label.host == node.host for label in self._labels)
         self._labels[node] = node.host if nth == 1 else f"{node.host}#{nth}"
 
     def label(self, node: NodeId | None) -> str:
@@ -66,10 +66,12 @@ class Words:
         return name
 
     def clock(self, clock: VectorClock) -> str:
-        """The version with this clock. A clock does not say what was removed, so of several
+        """The version with this clock. A clock does not show the removals, so of several
         versions with one clock it names the last."""
         counters = tuple(sorted(clock.counters.items()))
-        names = [name for (known, _), name in self._versions.items() if known == counters]
+        names = [
+            name for (counters_of, _), name in self._versions.items() if counters_of == counters
+        ]
         return names[-1] if names else "an old version"
 
     def message(self, message: msg.Message) -> str:
@@ -96,7 +98,7 @@ class Words:
         ]
 
     def table(self, processes: Iterable[Process]) -> list[str]:
-        """What each of them sees."""
+        """The view of each of them."""
         shown = sorted(processes, key=lambda process: process.id)
         everybody = sorted({n for p in shown if p.running for n in p.machine.gossip.members})
         head = ["", *map(self.label, everybody), "leader", "oldest", "converged"]

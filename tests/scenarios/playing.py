@@ -1,4 +1,4 @@
-"""What all transcripts have in common: how they are read, played and compared."""
+"""The common part of all transcripts: how they are read, played and compared."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Steady(Random):
 
 
 def replayed(script: str, perform: Callable[[str], list[str]]) -> str:
-    """The script, with what each line of commands leads to now in place of what stood below it."""
+    """The script, with the present consequences of each line of commands below it."""
     lines: list[str] = []
     for line in script.splitlines():
         if line.startswith("#") or not line.strip():

@@ -1,6 +1,6 @@
-"""Transcripts of the sharding machines: commands that say what happens, and the lane of messages.
+"""Transcripts of the sharding machines: commands that cause events, and the lane of messages.
 
-A file is a series of commands, each a line that begins with `$`, and below each what it led to.
+A file is a series of commands, each a line that begins with `$`, and below each its consequences.
 Lines that begin with `#` are for the reader.
 
     $ handoff ordered         the mode in which shards move; before the first node
@@ -10,13 +10,13 @@ Lines that begin with `#` are for the reader.
     $ client c1               a client connects to the oldest node
     $ tell n1 s3 4            a sender at n1 sends four messages to an entity of shard s3
     $ kill n2 | leave n2      a node dies; a node drains and leaves
-    $ stall n1 n2 3           what n1 sends to n2 takes three seconds
+    $ stall n1 n2 3           messages from n1 to n2 take three seconds
     $ stopping takes 6        shards take six seconds to stop from now on
     $ store down | up | forgets    the state store answers or not, or loses everything
     $ run 5                   time passes
 
-The lane shows who sends what to whom, shards that start and stop, and writes to the store, in
-order. Links take half a millisecond, shards start and stop at once unless the script says
+The lane shows messages with sender and receiver, shards that start and stop, and writes to the
+store, in order. Links take half a millisecond, shards start and stop at once unless the script says
 otherwise, and so a lane has one order.
 """
 

@@ -1,6 +1,6 @@
-"""Transcripts of the singleton machines: commands that say what happens, and the lane of messages.
+"""Transcripts of the singleton machines: commands that cause events, and the lane of messages.
 
-A file is a series of commands, each a line that begins with `$`, and below each what it led to.
+A file is a series of commands, each a line that begins with `$`, and below each its consequences.
 Lines that begin with `#` are for the reader.
 
     $ node n1 n2              nodes come up, each younger than those before
@@ -8,14 +8,14 @@ Lines that begin with `#` are for the reader.
     $ crash n1 n2             processes die, and are proved dead, downed and removed
     $ down n1                 a live member is declared Down
     $ restart n1 as n4        another process comes up at the address of n1
-    $ late n2 1.5             what membership says reaches n2 so much later
+    $ late n2 1.5             membership's events reach n2 so much later
     $ lose n1 HandOverDone 2  the next two of these messages of n1 are lost
     $ slow n1 2               its instance takes so long to finish
     $ prepare                 the whole cluster is about to stop
     $ run 5                   time passes
 
-The lane shows seconds, new states (`=`), messages (`>`, or `x` if they are lost) and what instances
-do. Messages take half a millisecond, claims and views one.
+The lane shows seconds, new states (`=`), messages (`>`, or `x` if they are lost) and the actions of
+instances. Messages take half a millisecond, claims and views one.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Stage(Net):
         return next(node for node in self.nodes.values() if node.name == name)
 
     def check(self) -> None:
-        """What the transcript shows is for the reader to judge."""
+        """The reader judges the transcript."""
 
 
 def play(script: str) -> str:

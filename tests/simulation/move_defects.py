@@ -59,16 +59,16 @@ def drops_of_forwarded_tells_are_reported_to_the_forwarding_node(patch: Patch) -
 
 def acknowledgements_are_lost_and_awaited_for_ever(patch: Patch) -> None:
     def silent(self: OutgoingMoves, sender: NodeId, move: ShardMove) -> None:
-        one = self._moves.get(move.old.shard)
-        if one is not None and one.move == move:
-            self._count(one, sender)
+        held_move = self._moves.get(move.old.shard)
+        if held_move is not None and held_move.move == move:
+            self._count(held_move, sender)
 
     def patient(self: IncomingMoves, now: float) -> None:
         for shard in self._timers.due(now):
-            one = self._moves[shard]
-            if not one.switched:
-                again = msg.MovePrepared((one.move,), carries=True)
-                self._out.append(Send(one.move.old.node, again))
+            held_move = self._moves[shard]
+            if not held_move.switched:
+                again = msg.MovePrepared((held_move.move,), carries=True)
+                self._out.append(Send(held_move.move.old.node, again))
             self._timers.set(shard, now + self._retry)
 
     patch.setattr(OutgoingMoves, "on_ack", silent)
@@ -80,7 +80,7 @@ def what_is_carried_is_what_was_carried_first(patch: Patch) -> None:
     take = IncomingMoves.on_carried
 
     def stale(self: IncomingMoves, move: ShardMove, entities: tuple[CarriedEntity, ...]) -> None:
-        kept = (first.setdefault((one.kind, one.id), one) for one in entities)
+        kept = (first.setdefault((entity.kind, entity.id), entity) for entity in entities)
         take(self, move, tuple(kept))
 
     patch.setattr(IncomingMoves, "on_carried", stale)
@@ -121,9 +121,9 @@ def a_shard_whose_old_home_died_after_its_report_waits_for_switch(patch: Patch) 
         self: DirectMoves, dead: Mapping[NodeId, None]
     ) -> tuple[list[DirectMove], list[Home]]:
         settling = {
-            shard: one
-            for shard, one in self.moves.items()
-            if one.phase is DirectPhase.SETTLING and one.move.new.node not in dead
+            shard: move
+            for shard, move in self.moves.items()
+            if move.phase is DirectPhase.SETTLING and move.move.new.node not in dead
         }
         for shard in settling:
             del self.moves[shard]

@@ -232,9 +232,9 @@ def a_report_of_an_older_home_wins(patch: Patch) -> None:
     reconcile = Ledger.reconcile
 
     def confused(self: Ledger, node: Any, hosted: Any) -> Any:
-        found = reconcile(self, node, hosted)
-        found.missing.clear()
-        return found
+        reports = reconcile(self, node, hosted)
+        reports.missing.clear()
+        return reports
 
     patch.setattr(Ledger, "reconcile", confused)
 

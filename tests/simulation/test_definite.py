@@ -44,7 +44,7 @@ PASSING = (
 
 
 class Dice:
-    """What the application of a run draws from, and what it notes."""
+    """The dice of a run's application, and its notes."""
 
     random: ClassVar[Random]
     asks: ClassVar[int]
@@ -52,7 +52,7 @@ class Dice:
     """Stored states cannot be read at times."""
     begun: ClassVar[set[int]]
     outcomes: ClassVar[list[tuple[int, str, object]]]
-    """The number of each ask, what it was to do, and its outcome."""
+    """The number of each ask, its request, and its outcome."""
 
     @classmethod
     def begin(cls, seed: int) -> None:
@@ -92,13 +92,13 @@ class SoldOut(Rejection):
 
 
 async def outcome(n: int, what: str, call: Callable[[], Any]) -> object:
-    """Note and return what came of an ask: the answer or the error."""
+    """Note and return the outcome of an ask: the answer or the error."""
     try:
-        found = await call()
+        outcome = await call()
     except (ShardBusError, TypeError) as error:
-        found = error
-    Dice.outcomes.append((n, what, found))
-    return found
+        outcome = error
+    Dice.outcomes.append((n, what, outcome))
+    return outcome
 
 
 class Job(Entity):
@@ -181,9 +181,9 @@ class Job(Entity):
     async def _inner(self) -> object:
         """Ask another entity; let its error pass, or handle it."""
         entity_id = f"e{int(self.context.entity_id[1:]) + 1 + Dice.random.randrange(3)}"
-        found = await ask(lambda kind: self.context.ref(kind, entity_id), inner=True)
-        if isinstance(found, Exception) and not Dice.one_in(3):
-            raise found
+        outcome = await ask(lambda kind: self.context.ref(kind, entity_id), inner=True)
+        if isinstance(outcome, Exception) and not Dice.one_in(3):
+            raise outcome
         return 0
 
 
@@ -302,7 +302,7 @@ async def run(seed: int) -> list[tuple[int, str, object]]:
             await harm(cluster, dice)
         for sender in senders:
             await sender
-        await cluster.advance(30.0)  # what was refused must not begin later
+        await cluster.advance(30.0)  # a refused ask must not begin later
     return Dice.outcomes
 
 
@@ -310,11 +310,11 @@ async def run(seed: int) -> list[tuple[int, str, object]]:
 async def test_no_handler_has_begun_of_an_ask_that_failed_definitely(seed: int) -> None:
     outcomes = await run(seed)
     lies, seen = [], Counter[tuple[str, bool]]()
-    for n, what, found in outcomes:
-        if isinstance(found, RequestError):
-            seen[type(found).__name__, found.definite] += 1
-            if found.definite and n in Dice.begun:
-                lies.append(f"{n} {what}: {type(found).__name__}: {found}")
+    for n, what, outcome in outcomes:
+        if isinstance(outcome, RequestError):
+            seen[type(outcome).__name__, outcome.definite] += 1
+            if outcome.definite and n in Dice.begun:
+                lies.append(f"{n} {what}: {type(outcome).__name__}: {outcome}")
     assert not lies
     assert {name for name, definite in seen if definite} >= {"Unhandled", "SchemaError"}
     assert {name for name, definite in seen if not definite} >= {"EntityFailed", "Unhandled"}

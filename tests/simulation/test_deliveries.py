@@ -77,8 +77,8 @@ def sees_no_gap(patch: Patch) -> None:
     decide = DeliveryRecord.decide
 
     def blind(self: DeliveryRecord, number: object) -> ReceiverDecision:
-        found = decide(self, number)  # type: ignore[arg-type]
-        return ReceiverDecision.HANDLE if found is ReceiverDecision.GAP else found
+        decision = decide(self, number)  # type: ignore[arg-type]
+        return ReceiverDecision.HANDLE if decision is ReceiverDecision.GAP else decision
 
     patch.setattr(DeliveryRecord, "decide", blind)
 

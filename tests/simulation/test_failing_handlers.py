@@ -33,7 +33,7 @@ def test_the_command_replays_a_run_with_failing_handlers() -> None:
 
 SEEDS = [seed for seed in range(4, 41) if seed != 26]
 """In seed 26 a handler fails seconds after the node that had forwarded its tell has left in order:
-the report ends with that node's session, and its sender is not told (docs/guarantees.md)."""
+the report ends with that node's session, and its sender gets no report (docs/guarantees.md)."""
 
 
 @pytest.mark.parametrize("seed", [*range(4), *long_only(*SEEDS[:6]), *soak_only(*SEEDS[6:])])

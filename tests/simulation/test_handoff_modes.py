@@ -1,5 +1,5 @@
-"""Whole nodes in every mode of a hand-off, over seeds: what the mode says holds under faults, and
-afterwards no node forwards, keeps messages or moves a shard, and the store has no intent."""
+"""Whole nodes in every mode of a hand-off, over seeds: the promises of the mode hold under faults,
+and afterwards no node forwards, keeps messages or moves a shard, and the store has no intent."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def test_every_mode_keeps_what_it_says_over_more_seeds(mode: str) -> None:
         (341, 4, "thin", True, "drop", "keep-majority"),
         # The store was set back, and the new home had no shard.
         (2063, 4, "thin", True, "drop", "keep-majority"),
-        # The old home never learned that the new one was gone.
+        # The old home never received that the new one was gone.
         (2107, 6, "dense", True, "drop", "keep-majority"),
         # An empty region ended without a confirmation.
         (1078, 4, "thin", None, "ordered", "keep-majority"),
         # The old home acknowledged for itself when asked.
         (1238, 3, "dense", True, "ordered", "keep-majority"),
-        # The old home died before the new one learned of it.
+        # The old home died before the new one received it.
         (1156, 4, "dense", True, "ordered", "keep-majority"),
         # The store was set back, and the next coordinator handed off a shard that was moving.
         (2123, 4, "dense", True, "forward", "lease-majority"),

@@ -25,7 +25,7 @@ CALM = [
 
 
 class Seen:
-    """What entities handle, and how many asks were direct."""
+    """The messages that entities handle, and how many asks were direct."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.lines: dict[Line, list[int]] = {}

@@ -1,5 +1,5 @@
 """Whole nodes with a type of several instances, over seeds: they are on distinct nodes at any time,
-each is in one place, and in the end there are as many as the type wants."""
+each is in one place, and in the end there are as many as the type declares."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Entities that save behind their handlers and give saves up, on whole nodes with a store that is
-slow and fails: what an object has loaded stays, and nothing that was acknowledged is lost."""
+slow and fails: the state that an object has loaded stays, and nothing that was acknowledged is
+lost."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class Stock:
 
 @dataclass
 class Seen:
-    """What an object has loaded, and the saves that it has begun since."""
+    """The state that an object has loaded, and the saves that it has begun since."""
 
     loaded: int
     begun: int
@@ -104,7 +105,7 @@ class Keeper(Entity):
 
 
 class Writer:
-    """Writes numbers that grow, and checks what it sees."""
+    """Writes numbers that grow, and checks the numbers that it reads."""
 
     def __init__(self, cluster: TestCluster, rng: Random) -> None:
         self.cluster, self.rng = cluster, rng
@@ -139,7 +140,7 @@ class Writer:
                 await self.look(entity_id)
 
     async def look(self, entity_id: str) -> int:
-        """Compare what the object has loaded with what is stored."""
+        """Compare the state that the object has loaded with the stored state."""
         seen = await self.client.ref(Keeper, entity_id).look()
         if not seen.begun:
             state = self.cluster.store.state(Keeper, entity_id)

@@ -1,5 +1,5 @@
-"""Processes that die at the phases of a move, in every mode of a hand-off: what the mode says
-holds. Dropped tells are accounted for.
+"""Processes that die at the phases of a move, in every mode of a hand-off: the promises of the mode
+hold. Dropped tells are accounted for.
 
 A failing seed prints the command that replays it.
 """
@@ -45,13 +45,13 @@ def kills(outcome: RunOutcome) -> dict[str, int]:
 
 def test_a_move_has_the_phases_of_its_mode() -> None:
     assert phases_of(None) == BUFFER_PHASES
-    found = {mode: phases_of(MODES[mode]) for mode in HANDOFFS if mode != "buffer"}
+    by_mode = {mode: phases_of(MODES[mode]) for mode in HANDOFFS if mode != "buffer"}
     everywhere = {"intent", "moving", "prepared", "forwarding", "starting", "storing", "settling"}
-    assert all(everywhere <= set(phases) for phases in found.values())
-    own = {mode: set(phases) - everywhere for mode, phases in found.items()}
-    assert own["ordered"] == {"preparing", "stopping", "opening"}
-    assert own["forward"] == {"preparing"}
-    assert own["drop"] == {"stopping"}
+    assert all(everywhere <= set(phases) for phases in by_mode.values())
+    particular = {mode: set(phases) - everywhere for mode, phases in by_mode.items()}
+    assert particular["ordered"] == {"preparing", "stopping", "opening"}
+    assert particular["forward"] == {"preparing"}
+    assert particular["drop"] == {"stopping"}
 
 
 @pytest.mark.parametrize("mode", NAMED)
@@ -134,7 +134,7 @@ def test_drops_of_a_sender_that_has_left_are_counted_where_its_tells_were_forwar
 
 
 def kills_come_a_turn_late(patch: pytest.MonkeyPatch) -> None:
-    """Kill a turn after the one that entered the phase, at the same time."""
+    """Kill a turn after the turn that entered the phase, at the same time."""
     kill = MoveKills._kill
 
     def later(kills: MoveKills, sim_node: SimNode, seen: SeenMove) -> None:
@@ -178,12 +178,12 @@ def test_every_phase_can_meet_every_victim(
                     met[target] = None
 
     monkeypatch.setattr(MoveKills, "_look", look)
-    wanted = set(targets_of(MODES[mode]))
-    for one in range(seed, seed + SEEDS_PER_TARGET):
-        run(options(one, mode))
-        if met.keys() >= wanted:
+    expected = set(targets_of(MODES[mode]))
+    for candidate in range(seed, seed + SEEDS_PER_TARGET):
+        run(options(candidate, mode))
+        if met.keys() >= expected:
             break
-    assert met.keys() == wanted
+    assert met.keys() == expected
 
 
 @pytest.mark.long
@@ -215,7 +215,7 @@ def in_good_order(seed: int, mode: str) -> NodeOptions:
 @pytest.mark.parametrize(
     "seed",
     [
-        4,  # Another node had forwarded what was dropped.
+        4,  # Another node had forwarded the dropped message.
         9,  # A node left within a second of its last drop.
         pytest.param(1, marks=pytest.mark.long),  # A node left with messages without a home.
     ],

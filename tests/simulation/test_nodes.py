@@ -1,5 +1,4 @@
-"""Whole nodes in the simulator: nothing breaks, a seed is one history, and its parts do what they
-say.
+"""Whole nodes in the simulator: nothing breaks, a seed is one history, and its parts work as named.
 
 A failing seed prints the command that replays it.
 """
@@ -55,7 +54,7 @@ def test_nothing_breaks(block: int) -> None:
 def test_nothing_breaks_with_tiny_mailboxes_and_batches_in_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Links hold what comes, and batches pass each other, all the time."""
+    """Links hold frames back, and batches pass each other, all the time."""
     for module in (fragments, link):
         monkeypatch.setattr(module, "LARGE_WEIGHT", 600)
     monkeypatch.setattr(fragments, "PART_BYTES", 200)
@@ -106,7 +105,7 @@ def test_what_a_broken_link_gives_back_during_a_move_does_not_go_behind_what_cam
 @pytest.mark.long
 def test_what_a_coordinator_did_that_was_removed_in_its_sleep_does_not_last() -> None:
     """It woke, took the table for a few seconds, and went; the other one had nothing to write and
-    never learned that its shards were fenced."""
+    never received that its shards were fenced."""
     load = draw_node_options(
         5, nodes=5, seconds=45.0, strategy="keep-majority", density="thin", splits=False
     )
@@ -256,8 +255,8 @@ def test_coroutines_run_in_virtual_time() -> None:
 def test_a_paused_loop_does_later_what_was_due_and_a_killed_one_never() -> None:
     timeline, seen = Timeline(0.0), []
     loop, dead = virtual(timeline), virtual(timeline)
-    for one in (loop, dead):
-        one.call_later(1.0, lambda one=one: seen.append(one))
+    for target in (loop, dead):
+        target.call_later(1.0, lambda target=target: seen.append(target))
     loop.paused_until = 5.0
     dead.kill()
     timeline.run(4.0)
@@ -273,9 +272,9 @@ def test_a_fast_clock_rings_early_for_the_world_and_never_before_its_own_time() 
     when = loop.time() + 10.0
     loop.call_at(when, lambda: rang.append((timeline.now, loop.time())))
     timeline.run(20.0)
-    (world, own) = rang[0]
+    (world, rang_on) = rang[0]
     assert world == pytest.approx(105.0, abs=0.01)
-    assert own >= when
+    assert rang_on >= when
 
 
 # -- the wires -----------------------------------------------------------------------------------
@@ -439,7 +438,7 @@ def test_the_end_of_a_process_behind_a_wall_is_noticed_late() -> None:
 
 
 def asked(server: StoreServer, timeline: Timeline, *works: Any) -> list[Any]:
-    """What one process hears from the store, one call after the other."""
+    """The answers of the store to one process, one call after the other."""
     loop = virtual(timeline)
     store = SimStore(server, loop, lambda: NodeId("n1", 1, 1))
     heard: list[Any] = []
@@ -480,7 +479,7 @@ def test_a_store_that_fails_may_have_done_its_work_and_one_rolled_back_has_lied(
 
 @pytest.mark.parametrize("loss", ["forget", "roll_back"])
 def test_fences_that_the_store_has_lost_are_raised_again_without_a_message(loss: str) -> None:
-    """Every node meets another server, and writes the fences of what it has in memory."""
+    """Every node meets another server, and writes the fences of its entities in memory."""
     load = NodeOptions(Options(seed=1, nodes=2), shards=4, entities=8, every_s=0.05)
     application = SimApplication(load)
     world = NodeWorld("x", ClusterSettings(), load.sharding(), application.bus.types)

@@ -1,5 +1,5 @@
-"""One place in splits and after pauses, in whole simulated nodes: what the rule counts, and that
-splits, stopped processes, blocked loops and suspended machines are what they say.
+"""One place in splits and after pauses, in whole simulated nodes: the count of the rule, and the
+effects of splits, stopped processes, blocked loops and suspended machines.
 
 A failing seed prints the command that replays it.
 """
@@ -40,7 +40,7 @@ PEACE: dict[str, Any] = {
     "reordering": 0.0, "store": "sound", "rejecting": False, "role": "", "margin_s": 0.0,
     "min_members": 1, "drift": 0.01,
 }  # fmt: skip
-"""Nothing happens but what a test asks for. Clocks run up to 1 % too fast or too slow."""
+"""Only the test causes events. Clocks run up to 1 % too fast or too slow."""
 
 SPLITS = {"splits": 2, "split_s": 40.0}
 LINGERING = {"splits": 3, "split_s": 20.0, "waits_s": 3.0, "thinks": 0.02}

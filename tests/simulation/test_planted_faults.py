@@ -153,7 +153,7 @@ def a_lease_that_was_refused_is_taken_as_granted(patch: Patch) -> None:
 
 
 def a_probe_without_an_answer_counts_as_a_death(patch: Patch) -> None:
-    proofs = [one for one in ProbeOutcome if one not in (ProbeOutcome.OPEN, ProbeOutcome.ALIVE)]
+    proofs = set(ProbeOutcome) - {ProbeOutcome.OPEN, ProbeOutcome.ALIVE}
     patch.setattr(ProbeOutcome, "proves_death", property(lambda self: self in proofs))
 
 
@@ -298,9 +298,9 @@ def weakly_up_is_never_off(patch: Patch) -> None:
     start = cluster.ClusterMembership.__init__
 
     def eager(
-        self: cluster.ClusterMembership, me: Member, name: str, given: ClusterSettings, *rest: Any
+        self: cluster.ClusterMembership, me: Member, name: str, read: ClusterSettings, *rest: Any
     ):
-        start(self, me, name, replace(given, allow_weakly_up_members=2.0), *rest)
+        start(self, me, name, replace(read, allow_weakly_up_members=2.0), *rest)
 
     patch.setattr(cluster.ClusterMembership, "__init__", eager)
 
@@ -425,11 +425,11 @@ SLOW_CONFIGURED = (
 )
 def test_a_fault_planted_in_a_configured_cluster_is_found(plant: Plant, monkeypatch: Patch) -> None:
     plant(monkeypatch)
-    wanted = CONFIGURED[plant]
-    found = first_broken((KNOWN.get(plant, 0), *range(SEEDS)), wanted.where)
-    assert found is not None, f"{plant.__name__}: nothing broke in {SEEDS} seeds"
-    assert found.broken is not None
-    assert found.broken.rule in wanted.rules, found.report()
+    configured = CONFIGURED[plant]
+    broken = first_broken((KNOWN.get(plant, 0), *range(SEEDS)), configured.where)
+    assert broken is not None, f"{plant.__name__}: nothing broke in {SEEDS} seeds"
+    assert broken.broken is not None
+    assert broken.broken.rule in configured.rules, broken.report()
 
 
 def test_a_forgotten_member_that_is_down_and_may_not_know_it_leaves_two_sides(
@@ -459,13 +459,13 @@ SLOW = (
 )
 def test_a_planted_fault_is_found(plant: Plant, monkeypatch: Patch) -> None:
     plant(monkeypatch)
-    found = first_broken(range(SEEDS), {})
-    assert found is not None, f"{plant.__name__}: nothing broke in {SEEDS} seeds"
-    assert found.broken is not None
-    assert found.broken.rule in PLANTS[plant], found.broken.detail
-    report = found.report()
-    assert f"replay: shardbus simulate --seed {found.options.seed} " in report
-    assert all(line in report for line in found.options.lines())
+    broken = first_broken(range(SEEDS), {})
+    assert broken is not None, f"{plant.__name__}: nothing broke in {SEEDS} seeds"
+    assert broken.broken is not None
+    assert broken.broken.rule in PLANTS[plant], broken.broken.detail
+    report = broken.report()
+    assert f"replay: shardbus simulate --seed {broken.options.seed} " in report
+    assert all(line in report for line in broken.options.lines())
 
 
 def test_a_lease_that_runs_out_leaves_two_sides(monkeypatch: Patch) -> None:

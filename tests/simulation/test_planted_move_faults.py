@@ -24,7 +24,7 @@ Patch = pytest.MonkeyPatch
 
 @dataclass(frozen=True, slots=True)
 class PlantedInMoves:
-    """A defect, the rules that find it, and what the runs are like in which it is sought."""
+    """A defect, the rules that find it, and the kind of runs that expose it."""
 
     seed: int
     """The first seed to try: it found the defect when this list was last brought up to date."""
@@ -88,8 +88,8 @@ def name_of(planted: PlantedInMoves) -> str:
 @pytest.mark.parametrize(
     "planted",
     [
-        *(one for one in PLANTED if name_of(one).startswith(QUICK)),
-        *long_only(*(one for one in PLANTED if not name_of(one).startswith(QUICK))),
+        *(fault for fault in PLANTED if name_of(fault).startswith(QUICK)),
+        *long_only(*(fault for fault in PLANTED if not name_of(fault).startswith(QUICK))),
     ],
     ids=name_of,
 )

@@ -23,7 +23,7 @@ Patch = pytest.MonkeyPatch
 
 @dataclass(frozen=True)
 class Planted:
-    """A defect, the rules that find it, and what the runs are like in which it is sought."""
+    """A defect, the rules that find it, and the kind of runs that expose it."""
 
     seed: int
     """The first seed to try: it found the defect when this list was last brought up to date."""
@@ -190,7 +190,7 @@ SLOW = {
 
 
 @pytest.mark.parametrize(
-    "planted", [one for one in PLANTED if name_of(one) not in SLOW], ids=name_of
+    "planted", [fault for fault in PLANTED if name_of(fault) not in SLOW], ids=name_of
 )
 def test_a_planted_defect_is_found(planted: Planted, monkeypatch: Patch) -> None:
     """The known seed comes first. Where the code has changed so much that another history follows
@@ -199,7 +199,9 @@ def test_a_planted_defect_is_found(planted: Planted, monkeypatch: Patch) -> None
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("planted", [one for one in PLANTED if name_of(one) in SLOW], ids=name_of)
+@pytest.mark.parametrize(
+    "planted", [fault for fault in PLANTED if name_of(fault) in SLOW], ids=name_of
+)
 def test_without_its_defect_a_run_that_finds_it_is_sound(
     planted: Planted, monkeypatch: Patch
 ) -> None:

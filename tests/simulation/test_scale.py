@@ -1,4 +1,4 @@
-"""What one node learns reaches all in rounds that grow like the logarithm of the cluster."""
+"""A change at one node reaches all in rounds that grow like the logarithm of the cluster."""
 
 from __future__ import annotations
 

@@ -75,8 +75,8 @@ def test_who_is_heard_but_does_not_hear_votes_for_one_side_only() -> None:
 
 @pytest.mark.long
 def test_the_last_of_a_side_does_not_wait_for_the_dead() -> None:
-    """n5 was to ask for the lease, and died. n1 had flagged it before, so nothing that n1 sees
-    changes."""
+    """n5 was to request the lease, and died. n1 had flagged it before, so n1's view does not
+    change."""
     check(draw(16323, nodes=6, seconds=60.0, strategy="lease-majority"))
 
 
@@ -190,8 +190,8 @@ def test_seeds_bring_different_faults_and_the_same_ones_each_time() -> None:
 def test_pairs_of_faults_coincide_and_none_is_added() -> None:
     times = [3.0, 9.0, 15.0, 21.0]
     moved = [move_together(times, [50.0], 4, Random(seed)) for seed in range(50)]
-    assert all(len(one) == len(times) for one in moved)
-    near = [sum(abs(at - 50.0) <= PAIR_WITHIN_S for at in one) for one in moved]
+    assert all(len(row) == len(times) for row in moved)
+    near = [sum(abs(at - 50.0) <= PAIR_WITHIN_S for at in row) for row in moved]
     assert min(near) >= 1
     assert max(near) >= 3
     assert move_together(times, [10.0], 0, Random(1)) == times
@@ -240,16 +240,16 @@ def test_a_probe_of_a_former_process_is_answered_by_its_successor_if_that_answer
         world.pause("b", 5.0)
     elif fate != "lives":
         world.kill("b", silent=fate == "vanished")
-    told: list[ev.Event] = []
+    events: list[ev.Event] = []
 
     def asks(event: ev.Event, now: float) -> list[ev.Effect]:
-        told.append(event)
+        events.append(event)
         return [ev.Probe(former.id)] if event == ev.JoinSelf() else []
 
     monkeypatch.setattr(prober.machine, "handle", asks)
     world.enter(prober)
     world.run(2.0)
-    assert told == [ev.JoinSelf(), ev.ProbeResult(former.id, ProbeOutcome(outcome))]
+    assert events == [ev.JoinSelf(), ev.ProbeResult(former.id, ProbeOutcome(outcome))]
 
 
 def test_the_network_loses_repeats_and_delays_its_part() -> None:

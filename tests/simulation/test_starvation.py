@@ -18,20 +18,20 @@ def test_N12_self_health_keeps_starved_nodes_and_without_it_they_are_removed() -
     careful.world.run(MINUTES)
     plain.world.run(MINUTES)
     assert (careful.removed, plain.removed > 0) == (0, True)
-    told = [n for p in careful.world.running() for n in p.notices if isinstance(n, NodeStarved)]
-    assert {notice.node.host for notice in told} == set(careful.names)
+    notices = [n for p in careful.world.running() for n in p.notices if isinstance(n, NodeStarved)]
+    assert {notice.node.host for notice in notices} == set(careful.names)
 
 
 @pytest.mark.long
 def test_B25_healthy_observers_find_a_silent_death_as_fast_as_ever() -> None:
     """The median of ten deaths is within 5 s."""
-    found = [found_after(Starved(seed, self_health=True, starve=False)) for seed in range(10)]
-    taken = sorted(seconds for seconds in found if seconds is not None)
+    delays = [found_after(Starved(seed, self_health=True, starve=False)) for seed in range(10)]
+    taken = sorted(seconds for seconds in delays if seconds is not None)
     assert len(taken) == 10
     assert taken[5] <= 5.0
 
 
 @pytest.mark.long
 def test_B25_starved_observers_find_a_death_in_bounded_time() -> None:
-    found = [found_after(Starved(seed, self_health=True)) for seed in range(8)]
-    assert max(seconds for seconds in found if seconds is not None) < 40.0
+    delays = [found_after(Starved(seed, self_health=True)) for seed in range(8)]
+    assert max(seconds for seconds in delays if seconds is not None) < 40.0

@@ -1,4 +1,5 @@
-"""Unfair links: what each kind of trouble stops, that its rules can fail, and seeds that hold."""
+"""Unfair links: the effect of each kind of trouble, that its rules can fail, and seeds that
+hold."""
 
 from __future__ import annotations
 
@@ -43,8 +44,8 @@ def trouble(kind: str, *others: str, **more: Any) -> NodeTrouble:
 
 def walled(*troubles: NodeTrouble) -> SimPubSub:
     network = SimPubSub(Random(0))
-    for one in troubles:
-        wall = one.wall()
+    for trouble in troubles:
+        wall = trouble.wall()
         assert wall is not None
         network.walls.append(wall)
     return network
@@ -170,19 +171,19 @@ def test_probes_of_one_end_are_refused(world: World) -> None:
     wall = trouble("cannot-connect", rejecting=True).wall()
     assert wall is not None
     world.wall_up(wall)
-    found: list[tuple[str, ProbeOutcome]] = []
+    outcomes: list[tuple[str, ProbeOutcome]] = []
     deliver = world.deliver
 
     def listen(process: Process, event: ev.Event) -> None:
         if isinstance(event, ev.ProbeResult):
-            found.append((process.name, event.outcome))
+            outcomes.append((process.name, event.outcome))
         deliver(process, event)
 
     world.deliver = listen  # type: ignore[method-assign]
     for name, other in (("n4", "n1"), ("n1", "n4")):
         world._probe(world.nodes[name], world.nodes[other].id)
     world.run(0.1)
-    assert found[:2] == [("n4", ProbeOutcome.REFUSED), ("n1", ProbeOutcome.ALIVE)]
+    assert outcomes[:2] == [("n4", ProbeOutcome.REFUSED), ("n1", ProbeOutcome.ALIVE)]
 
 
 def test_a_slow_process_handles_its_events_one_after_the_other() -> None:
@@ -213,7 +214,7 @@ def test_a_store_is_lost_by_one_node_alone(world: World) -> None:
     assert leases.acquire("a", "one", 9.0, world.now, by="n2") is False
 
 
-# ---- what is drawn
+# ---- drawn troubles
 
 
 @pytest.mark.parametrize("nodes", range(1, 10))
@@ -225,10 +226,10 @@ def test_healthy_nodes_are_a_majority_and_no_fault_of_theirs_explains_the_broken
         drawn = draw(seed, nodes, links="unfair")
         healthy = set(names_of(nodes)) - drawn.excused
         assert 2 * len(healthy) > nodes
-        for one in drawn.troubles:
-            kinds.add(one.kind)
-            assert one.culprit not in one.others
-            assert one.pair or len(healthy & set(one.others)) > len(drawn.excused)
+        for trouble in drawn.troubles:
+            kinds.add(trouble.kind)
+            assert trouble.culprit not in trouble.others
+            assert trouble.pair or len(healthy & set(trouble.others)) > len(drawn.excused)
         assert drawn.strategy != "keep-oldest" or "n1" not in drawn.excused
         assert not drawn.gentle or not drawn.troubles
     assert kinds == (set(KINDS) if nodes > 2 else set())

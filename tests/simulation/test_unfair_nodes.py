@@ -42,11 +42,11 @@ def test_a_run_without_troubles_breaks_nothing_and_a_type_lives_on_its_nodes() -
     run, broken = run_of(calm(1))
     assert broken == ""
     on_role = {
-        name for name, one in run.world.sim_nodes.items() if ROLE in one.node.settings.node.roles
+        name for name, sim in run.world.sim_nodes.items() if ROLE in sim.node.settings.node.roles
     }
     assert on_role == {"n1", "n3"}
     assert {
-        name for name, one in run.world.sim_nodes.items() if one.node.regions[ON_ROLE].hosts
+        name for name, sim in run.world.sim_nodes.items() if sim.node.regions[ON_ROLE].hosts
     } == on_role
 
 

@@ -47,23 +47,25 @@ def accepted(path: Path = EXCEPTIONS) -> list[Accepted]:
         ValueError: one has no reason.
     """
     rows = tomllib.loads(path.read_text(encoding="utf-8")).get("exception", [])
-    found = [Accepted(row["id"], row["reason"], row["until"]) for row in rows]
-    for one in found:
-        if len(one.reason) < 20:
-            raise ValueError(f"{one.id} has no reason")
-    return found
+    exceptions = [Accepted(row["id"], row["reason"], row["until"]) for row in rows]
+    for exception in exceptions:
+        if len(exception.reason) < 20:
+            raise ValueError(f"{exception.id} has no reason")
+    return exceptions
 
 
 def command(today: datetime.date, exceptions: list[Accepted]) -> list[str]:
     """Return the command of the audit. An exception that has run out does not count."""
-    ignored = [f"--ignore-vuln={one.id}" for one in exceptions if today <= one.until]
+    ignored = [
+        f"--ignore-vuln={exception.id}" for exception in exceptions if today <= exception.until
+    ]
     audit = [sys.executable, "-m", "pip_audit", "--progress-spinner=off", "--disable-pip"]
     locks = [f"--requirement={lock}" for lock in (LOCK, DOCS_LOCK)]
     return [*audit, "--require-hashes", *locks, *ignored]
 
 
 def verdict(code: int, said: str) -> int:
-    """Return the exit code for what the audit did and said. A package of which the data says
+    """Return the exit code for the audit's exit and output. A package of which the data says
     nothing was not checked."""
     if NOT_CHECKED in said or (code != 0 and any(word in said for word in UNREACHED)):
         return EXIT_UNREACHED

@@ -114,12 +114,12 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--url", default="", help="the address of the repository")
     parser.add_argument("--tools", type=Path, help="the folder of twine and check-wheel-contents")
-    given = parser.parse_args()
-    files = build(given.out, given.url.rstrip("/"))
-    if given.tools is not None:
-        check(files, given.tools)
+    options = parser.parse_args()
+    files = build(options.out, options.url.rstrip("/"))
+    if options.tools is not None:
+        check(files, options.tools)
     print("\n".join(map(str, files)))
-    if not given.url:
+    if not options.url:
         print("without URLs: name the repository's address by URL= before you upload them")
 
 

@@ -43,8 +43,10 @@ class Stopwatch:
 
 def first_answer(wheel: Path, folder: Path, first: int) -> tuple[str, dict[str, float]]:
     """Follow the tutorial up to the first answer, and return it with the seconds of the steps."""
-    own = {name: text for name, text in os.environ.items() if not name.startswith("SHARDBUS_")}
-    environment = own | {"XDG_STATE_HOME": str(folder / "state")}
+    variables = {
+        name: text for name, text in os.environ.items() if not name.startswith("SHARDBUS_")
+    }
+    environment = variables | {"XDG_STATE_HOME": str(folder / "state")}
     environment.pop("PYTHONPATH", None)
     watch = Stopwatch()
 
@@ -94,9 +96,9 @@ def wait_for_line(node: subprocess.Popen[str]) -> None:
 
 def block_of_the_tutorial() -> str:
     """Return the first file that the tutorial has the reader write."""
-    found = re.search(r"^```python\n(.*?)^```$", TUTORIAL.read_text("utf-8"), re.M | re.DOTALL)
-    assert found is not None
-    return found[1]
+    block = re.search(r"^```python\n(.*?)^```$", TUTORIAL.read_text("utf-8"), re.M | re.DOTALL)
+    assert block is not None
+    return block[1]
 
 
 def main() -> None:

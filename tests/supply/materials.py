@@ -1,11 +1,11 @@
-"""What shardbus is made of: the locked packages, their licences, and the bill of materials.
+"""The parts of shardbus: the locked packages, their licences, and the bill of materials.
 
     python -m tests.supply.materials                    # writes docs/reference/licences.md
     python -m tests.supply.materials --bill FILE.json   # or: make bill
 
 `requirements.lock` names each package with its version and the hashes of its files; `make lock`
-writes it. The licence of a package is what its own metadata says, in the short form of SPDX. The
-bill is CycloneDX: what a node needs to run, with licences and hashes.
+writes it. The licence of a package comes from its own metadata, in the short form of SPDX. The
+bill is CycloneDX: the packages that a node needs to run, with licences and hashes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shardbus.version import VERSION
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "requirements.lock"
 DOCS_LOCK = ROOT / "requirements-docs.lock"
-"""What only `make docs` installs, into an environment of its own."""
+"""The packages that only `make docs` installs, into an environment of its own."""
 PAGE = ROOT / "docs" / "reference" / "licences.md"
 
 _LOCKED = re.compile(r"(?P<name>[\w.-]+)==(?P<version>[^ ;\\]+)( ; (?P<marker>.*?))? \\")
@@ -63,10 +63,11 @@ ELSEWHERE = {
 
 PERMISSIVE = {"MIT", "BSD-2-Clause", "BSD-3-Clause", "Apache-2.0", "ISC", "PSF-2.0"}
 TOOLS = PERMISSIVE | {"MPL-2.0", "ZPL-2.1", "0BSD", "Zlib", "CC0-1.0"}
-"""Licences allowed for what only develops and tests, and is not distributed with shardbus."""
+"""Licences allowed for packages that only develop and test, and are not distributed with
+shardbus."""
 
 IN_ITS_FILES = {"axe-playwright-python": "MIT AND MPL-2.0"}
-"""Packages whose metadata names no licence: those of the files that they bring."""
+"""Packages whose metadata names no licence: the licences of the files that they bring."""
 
 HEAD = """# Licences
 
@@ -97,13 +98,13 @@ def packages() -> list[Package]:
     """Return the locked packages, by name."""
     run = set(_needed("shardbus"))
     blocks = re.split(r"\n(?=\S)", LOCK.read_text(encoding="utf-8"))
-    found = []
+    all_packages = []
     for block in blocks:
         head = _LOCKED.match(block)
         if head is None:
             continue
         name = head["name"].lower()
-        found.append(
+        all_packages.append(
             Package(
                 name,
                 head["version"],
@@ -113,12 +114,12 @@ def packages() -> list[Package]:
                 name in run,
             )
         )
-    return found
+    return all_packages
 
 
 def _needed(name: str) -> Iterator[str]:
     """Yield the packages that another needs to run, directly or not, without its extras."""
-    known: set[str] = set()
+    names: set[str] = set()
     search = [name]
     while search:
         for text in _requires(search.pop()):
@@ -126,14 +127,14 @@ def _needed(name: str) -> Iterator[str]:
             if not _applies(requirement.marker):
                 continue
             needed = re.sub(r"[-_.]+", "-", requirement.name).lower()
-            if needed not in known:
-                known.add(needed)
+            if needed not in names:
+                names.add(needed)
                 search.append(needed)
                 yield needed
 
 
 def _requires(name: str) -> list[str]:
-    """Return what a package requires; nothing of one that this Python does not need."""
+    """Return the requirements of a package; nothing of one that this Python does not need."""
     try:
         return metadata.requires(name) or []
     except metadata.PackageNotFoundError:
@@ -165,9 +166,9 @@ def licence_of(name: str) -> str:
         return str(expression)
     text = (about.get("License") or "").partition("\n")[0].strip()
     classes = [line.rpartition(" :: ")[2] for line in about.get_all("Classifier") or ()]
-    for found in (text, *classes):
-        if found in SHORT or found in TOOLS:
-            return SHORT.get(found, found)
+    for text_of in (text, *classes):
+        if text_of in SHORT or text_of in TOOLS:
+            return SHORT.get(text_of, text_of)
     if name in IN_ITS_FILES:
         return IN_ITS_FILES[name]
     raise LookupError(f"{name} names no licence that is known")
@@ -183,21 +184,23 @@ def page() -> str:
     lines = [HEAD.format(run=", ".join(sorted(PERMISSIVE)))]
     for title, to_run in (("To run", True), ("To develop, test and build", False)):
         lines += [f"## {title}\n", "| package | version | licence | only |", "|---|---|---|---|"]
-        for one in packages():
-            if one.to_run is to_run:
-                only = f"`{one.marker}`" if one.marker else ""
-                lines.append(f"| `{one.name}` | {one.version} | {one.licence} | {only} |")
+        for package in packages():
+            if package.to_run is to_run:
+                only = f"`{package.marker}`" if package.marker else ""
+                lines.append(
+                    f"| `{package.name}` | {package.version} | {package.licence} | {only} |"
+                )
         lines.append("")
     return "\n".join(lines)
 
 
 def bill() -> dict[str, Any]:
-    """Return the bill of materials of what a node needs to run. It depends on nothing but the lock
-    and the metadata, so that it can be compared."""
+    """Return the bill of materials of the packages that a node needs to run. It depends on nothing
+    but the lock and the metadata, so that it can be compared."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    run = [one for one in packages() if one.to_run]
+    run = [package for package in packages() if package.to_run]
     me = f"pkg:pypi/shardbus@{VERSION}"
-    refs = [f"pkg:pypi/{one.name}@{one.version}" for one in run]
+    refs = [f"pkg:pypi/{package.name}@{package.version}" for package in run]
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.5",
@@ -216,13 +219,13 @@ def bill() -> dict[str, Any]:
             {
                 "type": "library",
                 "bom-ref": ref,
-                "name": one.name,
-                "version": one.version,
+                "name": package.name,
+                "version": package.version,
                 "purl": ref,
-                "licenses": [{"expression": one.licence}],
-                "properties": [{"name": "lock:sha256", "value": value} for value in one.hashes],
+                "licenses": [{"expression": package.licence}],
+                "properties": [{"name": "lock:sha256", "value": value} for value in package.hashes],
             }
-            for one, ref in zip(run, refs, strict=True)
+            for package, ref in zip(run, refs, strict=True)
         ],
         "dependencies": [{"ref": me, "dependsOn": refs}],
     }

@@ -29,7 +29,7 @@ class NoHistory(Exception):
 
 
 def git(*arguments: str, root: Path = ROOT) -> bytes:
-    """Run git in a repository; return what it prints.
+    """Run git in a repository; return its output.
 
     Raises:
         NoHistory: git is missing, or has refused, with its reason.
@@ -46,7 +46,7 @@ def git(*arguments: str, root: Path = ROOT) -> bytes:
 
 
 def neighbour(name: str = "", root: Path = ROOT) -> str:
-    """Return the commit of the version to build: that of the name, or the default.
+    """Return the commit of the version to build: by name, or the default.
 
     Raises:
         NoHistory: the name is none here, or the history does not reach back to it.
@@ -58,10 +58,10 @@ def neighbour(name: str = "", root: Path = ROOT) -> str:
     tags = git("tag", "--merged=HEAD^", "--sort=-creatordate", "--list", "v[0-9]*", root=root)
     if tags:
         return commit_of(tags.split()[0].decode(), root)
-    found = git("log", "-1", "--format=%H", *PROTOCOL, root=root).decode().strip()
-    if not found:
+    commit = git("log", "-1", "--format=%H", *PROTOCOL, root=root).decode().strip()
+    if not commit:
         raise NoHistory("no commit sets the membership protocol")
-    return found
+    return commit
 
 
 def commit_of(name: str, root: Path = ROOT) -> str:

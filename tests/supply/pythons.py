@@ -5,10 +5,10 @@
     python -m tests.supply.pythons 3.12 -- -q tests/unit/store
 
 Each environment is a folder of its own, `.venv-NAME`. `3.11` to `3.14` have the packages of
-`requirements.lock`. `lowest` has the lowest versions that `pyproject.toml` allows for what a node
-needs to run, `newest` the newest of everything. One runs after the other. An environment without
-an interpreter is skipped, and the table at the end names it. The exit code is 1 if a test failed,
-if an environment could not be set up, or if no environment ran.
+`requirements.lock`. `lowest` has the lowest versions that `pyproject.toml` allows for the packages
+of a running node, `newest` the newest of everything. One runs after the other. An environment
+without an interpreter is skipped, and the table at the end names it. The exit code is 1 if a test
+failed, if an environment could not be set up, or if no environment ran.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ENVIRONMENTS = {python: python for python in PYTHONS} | {"lowest": LOWEST_ON, "n
 SUITE = ("--numprocesses=4", "--dist=worksteal", "--hypothesis-profile=quick")
 CHOICE = ("-m", "not long and not soak")
 ABOUT_THE_LOCK = "--ignore=tests/supply/test_supply.py"
-"""Left out where the packages are not those of the lock: its tests read their metadata."""
+"""Left out where the packages differ from the lock: its tests read their metadata."""
 EXTRAS = "dev,test,guests,examples"
 SETUP_LIMIT_S = 1800.0
 SUITE_LIMIT_S = 3600.0
@@ -39,7 +39,7 @@ SUITE_LIMIT_S = 3600.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one environment."""
+    """The outcome of one environment."""
 
     name: str
     python: str
@@ -62,7 +62,7 @@ def interpreter(python: str) -> Path | None:
 
 
 def _release(path: Path) -> tuple[int, ...]:
-    """Return the version in `versions/3.12.10/bin/python`; what is no number counts as 0."""
+    """Return the version in `versions/3.12.10/bin/python`; text that is no number counts as 0."""
     parts = path.parents[1].name.split(".")
     return tuple(int(part) if part.isdigit() else 0 for part in parts)
 
@@ -150,10 +150,11 @@ def run(
             outcomes.append(suite(name, prepare(name, base, uv), arguments))
         except (subprocess.SubprocessError, OSError) as error:
             outcomes.append(Outcome(name, python, f"not set up: {error}", failed=True))
-    for one in outcomes:
-        print(f"{one.name:8} Python {one.python:6} {'FAILED: ' * one.failed}{one.result}")
-    broken = any(one.failed for one in outcomes) or not any(one.ran for one in outcomes)
-    return int(broken)
+    for outcome in outcomes:
+        failed = "FAILED: " * outcome.failed
+        print(f"{outcome.name:8} Python {outcome.python:6} {failed}{outcome.result}")
+    nothing_ran = not any(outcome.ran for outcome in outcomes)
+    return int(nothing_ran or any(outcome.failed for outcome in outcomes))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The runs on several Pythons: what the package says of itself, and what the runner reports."""
+"""The runs on several Pythons: the package's own declaration, and the runner's report."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def test_the_newest_release_of_pyenv_is_taken_if_the_one_in_path_does_not_start(
         fake(tmp_path / "versions" / release / "bin" / "python", "echo 3.12")
     monkeypatch.setenv("PATH", f"{tmp_path / 'shims'}:/usr/bin:/bin")
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
-    found = pythons.interpreter("3.12")
-    assert found == tmp_path / "versions" / "3.12.10" / "bin" / "python"
+    path = pythons.interpreter("3.12")
+    assert path == tmp_path / "versions" / "3.12.10" / "bin" / "python"
     assert pythons.interpreter("3.99") is None
 
 

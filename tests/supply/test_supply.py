@@ -27,7 +27,7 @@ BUILD_LIMIT_S = 300.0
 
 
 def test_every_locked_package_has_hashes_and_no_other_source() -> None:
-    assert all(one.hashes for one in packages())
+    assert all(package.hashes for package in packages())
     lines = [line for line in LOCK.read_text(encoding="utf-8").splitlines() if "==" in line]
     assert len(lines) == len(packages())
 
@@ -52,7 +52,7 @@ def test_the_lock_of_the_site_fits_what_its_group_declares() -> None:
 @pytest.mark.parametrize("extra", [None, "dev", "examples", "guests", "test"])
 def test_the_lock_fits_what_the_project_declares(extra: str | None) -> None:
     """After a change of pyproject.toml: make lock."""
-    locked = {one.name: Version(one.version) for one in packages()}
+    locked = {package.name: Version(package.version) for package in packages()}
     declared = PROJECT["dependencies"] if extra is None else PROJECT["optional-dependencies"][extra]
     for text in declared:
         requirement = Requirement(text)
@@ -65,9 +65,9 @@ def test_the_lock_fits_what_the_project_declares(extra: str | None) -> None:
 
 def test_licences_are_allowed() -> None:
     refused = {
-        one.name: one.licence
-        for one in packages()
-        if not terms(one.licence) <= (PERMISSIVE if one.to_run else TOOLS)
+        package.name: package.licence
+        for package in packages()
+        if not terms(package.licence) <= (PERMISSIVE if package.to_run else TOOLS)
     }
     assert refused == {}
 
@@ -89,8 +89,8 @@ def test_the_bill_names_what_a_node_needs_and_nothing_else() -> None:
 
 
 def test_every_exception_has_a_reason_and_an_end(tmp_path: Path) -> None:
-    for one in audit.accepted():
-        assert isinstance(one.until, datetime.date)
+    for exception in audit.accepted():
+        assert isinstance(exception.until, datetime.date)
     path = tmp_path / "exceptions.toml"
     path.write_text('[[exception]]\nid = "X-1"\nreason = "no"\nuntil = 2027-01-01\n')
     with pytest.raises(ValueError, match="X-1 has no reason"):
@@ -99,9 +99,9 @@ def test_every_exception_has_a_reason_and_an_end(tmp_path: Path) -> None:
 
 def test_an_exception_that_has_run_out_does_not_count() -> None:
     until = datetime.date(2027, 1, 31)
-    one = [audit.Accepted("X-1", "a reason of some length", until)]
-    assert "--ignore-vuln=X-1" in audit.command(until, one)
-    assert "--ignore-vuln=X-1" not in audit.command(until + datetime.timedelta(days=1), one)
+    exceptions = [audit.Accepted("X-1", "a reason of some length", until)]
+    assert "--ignore-vuln=X-1" in audit.command(until, exceptions)
+    assert "--ignore-vuln=X-1" not in audit.command(until + datetime.timedelta(days=1), exceptions)
 
 
 @pytest.mark.parametrize(

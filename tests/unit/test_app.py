@@ -1,4 +1,4 @@
-"""A bus: its name, its types and messages, and what needs a running node."""
+"""A bus: its name, its types and messages, and the calls that need a running node."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def test_an_exception_is_no_message(bus: ShardBus, where: str) -> None:
 
     def takes(self: Any, gone: Any) -> Any: ...
 
-    wanted = {"parameter": {"gone": Gone}, "result": {"return": Gone}, "field": {"gone": Holder}}
-    takes.__annotations__ = wanted[where]
+    expected = {"parameter": {"gone": Gone}, "result": {"return": Gone}, "field": {"gone": Holder}}
+    takes.__annotations__ = expected[where]
     with pytest.raises(ConfigError, match="Gone is an exception; raise it"):
         bus.entity("page")(type("Page", (Entity,), {"takes": handler(takes)}))
 

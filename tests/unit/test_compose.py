@@ -36,11 +36,11 @@ PROFILES = {"prometheus", "grafana", "traces"}
 
 def mounts(service: str) -> dict[str, str]:
     """Where a service has which file, folder or volume."""
-    found = {}
+    sources = {}
     for text in SERVICES[service].get("volumes", ()):
         source, target, *_ = text.split(":")
-        found[target] = source
-    return found
+        sources[target] = source
+    return sources
 
 
 def mounted(service: str, path: str) -> Path:
@@ -66,7 +66,7 @@ COLLECTOR = load(mounted("collector", of_option("collector", "--config")))
 
 
 def refused(file: Path) -> str:
-    """What the schema of the Compose specification has against a file; empty if it fits."""
+    """The objections of the Compose specification's schema to a file; empty if it fits."""
     words = ["--builtin-schema", "vendor.compose-spec", str(file)]
     done = CliRunner().invoke(check_jsonschema.main, words)
     assert (done.exit_code == 0) is done.output.startswith("ok"), done.output
@@ -99,7 +99,9 @@ def test_the_schema_refuses_what_compose_does_not_know(
 
 def test_a_plain_up_starts_none_of_them_and_a_profile_what_it_needs() -> None:
     by_profile = {
-        profile: {name for name, one in SERVICES.items() if profile in one.get("profiles", ())}
+        profile: {
+            name for name, service in SERVICES.items() if profile in service.get("profiles", ())
+        }
         for profile in PROFILES
     }
     assert by_profile == {
@@ -121,7 +123,7 @@ def test_every_mounted_file_exists_and_every_volume_is_declared() -> None:
 
 
 def test_everything_is_published_on_the_loopback_only_and_once() -> None:
-    ports = [text for one in SERVICES.values() for text in one.get("ports", ())]
+    ports = [text for service in SERVICES.values() for text in service.get("ports", ())]
     assert all(text.startswith("127.0.0.1:") for text in ports)
     published = [text.split(":")[1] for text in ports]
     assert len(published) == len(set(published)) == len(NODES) + 2
@@ -135,7 +137,7 @@ def test_prometheus_reads_every_node_and_the_alerts() -> None:
 
 
 async def test_prometheus_has_the_token_that_the_pages_need(tmp_path: Path) -> None:
-    """Its user is that of the image, who alone may read the token's file."""
+    """It runs as the user of the image, who alone may read the token's file."""
     file = SCRAPE["authorization"]["credentials_file"]
     assert file == COMPOSE["x-node"]["environment"]["SHARDBUS_HTTP__READER_TOKEN_FILE"]
     assert mounts("prometheus")[str(Path(file).parent)] == mounts("node1")[str(Path(file).parent)]
@@ -167,8 +169,9 @@ def test_grafana_has_prometheus_and_the_dashboard_that_is_made_from_the_declarat
     assert str(Path(home).parent) == provider["options"]["path"]
     assert mounted("grafana", home) == make_monitoring.DASHBOARD
     [variable] = [
-        one for one in json.loads(make_monitoring.DASHBOARD.read_text())["templating"]["list"]
-        if one["type"] == "datasource"
+        setting
+        for setting in json.loads(make_monitoring.DASHBOARD.read_text())["templating"]["list"]
+        if setting["type"] == "datasource"
     ]  # fmt: skip
     assert variable["query"] == source["type"]
 
@@ -187,12 +190,12 @@ def test_spans_of_nodes_and_producer_reach_the_collector_and_leave_it() -> None:
     assert pipeline["processors"][0] == "memory_limiter"
 
 
-@pytest.mark.parametrize(("asked", "exports"), [("false", False), ("", False), ("true", True)])
+@pytest.mark.parametrize(("endpoint", "exports"), [("false", False), ("", False), ("true", True)])
 def test_the_example_exports_spans_only_if_it_is_asked_to(
-    asked: str, exports: bool, monkeypatch: pytest.MonkeyPatch
+    endpoint: str, exports: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[object] = []
-    monkeypatch.setenv("SHARDBUS_TRACING__ENABLED", asked)
+    monkeypatch.setenv("SHARDBUS_TRACING__ENABLED", endpoint)
     monkeypatch.setattr("opentelemetry.trace.set_tracer_provider", made.append)
     if not exports:
         monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
@@ -208,8 +211,8 @@ def test_compose_accepts_the_file_with_all_profiles(tmp_path: Path) -> None:
     profiles = [word for name in sorted(PROFILES) for word in ("--profile", name)]
     command = ["docker-compose", "--project-directory", str(ROOT), *profiles]
     environment = os.environ | {"TRACES": "true"}
-    given = [*command, "--file", str(FILE), "config"]
-    done = subprocess.run(given, text=True, capture_output=True, check=False, env=environment)
+    arguments = [*command, "--file", str(FILE), "config"]
+    done = subprocess.run(arguments, text=True, capture_output=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     resolved = yaml.safe_load(done.stdout)["services"]
     assert resolved.keys() == SERVICES.keys()

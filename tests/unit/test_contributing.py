@@ -32,12 +32,14 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(tree: Path, command: str) -> tuple[int, str]:
-    """Run a command of the page in the copy; return its exit code and what it prints."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    own |= {"PYTHONPATH": f"{tree}:{tree / 'cli'}"}
+    """Run a command of the page in the copy; return its exit code and its output."""
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTEST")
+    }
+    environment |= {"PYTHONPATH": f"{tree}:{tree / 'cli'}"}
     command = command.replace("make ", "make -o .venv/all.stamp ")
     done = subprocess.run(
-        ["bash", "-c", command], cwd=tree, env=own, text=True, check=False, timeout=LIMIT_S,
+        ["bash", "-c", command], cwd=tree, env=environment, text=True, check=False, timeout=LIMIT_S,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     return done.returncode, done.stdout

@@ -172,7 +172,7 @@ def test_a_class_with_hooks_is_known_to_have_them(bus: ShardBus) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "wanted"),
+    ("given", "error", "expected"),
     [
         (None, ValueError(), Directive.RESTART),
         ({ValueError: "resume"}, ValueError(), Directive.RESUME),
@@ -182,8 +182,8 @@ def test_a_class_with_hooks_is_known_to_have_them(bus: ShardBus) -> None:
         (lambda e: Directive.STOP, ValueError(), Directive.STOP),
     ],
 )
-def test_supervision(bus: ShardBus, given: Any, error: Exception, wanted: Directive) -> None:
-    assert declared(bus, Counter, supervision=given).supervision(error) is wanted
+def test_supervision(bus: ShardBus, given: Any, error: Exception, expected: Directive) -> None:
+    assert declared(bus, Counter, supervision=given).supervision(error) is expected
 
 
 def plain(bus: ShardBus, **said: Any) -> None:
@@ -253,8 +253,8 @@ def test_state_with_instances_is_refused_with_its_reason(bus: ShardBus) -> None:
         state: Ledger
 
     class Merged(Kept):
-        def merge(self, one: Ledger, other: Ledger) -> Ledger:
-            return one
+        def merge(self, first: Ledger, other: Ledger) -> Ledger:
+            return first
 
     with pytest.raises(ConfigError, match="each instance would overwrite the others"):
         declared(bus, Kept, instances=3)

@@ -40,7 +40,7 @@ TOKEN_FILE = "/etc/shardbus/reader.token"
 
 ANALYZE = shutil.which("systemd-analyze") or ""
 WORKERS_MORE_S = 10.0
-"""What a supervisor of workers takes more than one node."""
+"""The extra of a supervisor of workers over one node."""
 
 Started = list[tuple[str, Settings]]
 
@@ -48,7 +48,7 @@ Started = list[tuple[str, Settings]]
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     """The nodes that commands would have started."""
-    found: Started = []
+    started_: Started = []
 
     def run(
         bus: ShardBus,
@@ -59,13 +59,13 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
         rejoins_by: list[str],
         turn: int,
     ) -> int:
-        found.append((bus.name, settings))
+        started_.append((bus.name, settings))
         return 0
 
     monkeypatch.setattr(node, "_run", run)
     monkeypatch.chdir(ROOT)
     monkeypatch.delenv("FLIGHTS_CLUSTER", raising=False)
-    return found
+    return started_
 
 
 def service(name: str) -> str:
@@ -205,20 +205,20 @@ def test_the_image_starts_a_node_and_asks_for_its_health(started, monkeypatch):
     assert cli.run(words(DOCKERFILE, "CMD")) == 0
     assert [cluster for cluster, _ in started] == ["flights"]
     [check] = re.findall(r"^HEALTHCHECK .* CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
-    asked: list[tuple[str, int, str]] = []
+    calls: list[tuple[str, int, str]] = []
 
     def answer(host: str, port: int, path: str, timeout_s: float) -> tuple[int, str]:
-        asked.append((host, port, path))
+        calls.append((host, port, path))
         return 503, '{"checks": {}}'
 
     monkeypatch.setattr(health, "_ask", answer)
     assert json.loads(check)[0] == "shardbus"
     assert cli.run(json.loads(check)[1:]) == 5
-    assert asked == [("127.0.0.1", Settings().http.port, "/readyz")]
+    assert calls == [("127.0.0.1", Settings().http.port, "/readyz")]
 
 
 def test_the_image_runs_as_a_user_that_is_named_by_number():
-    """Kubernetes cannot tell whether a name is root's, and runAsNonRoot then refuses the image."""
+    """Kubernetes does not see that a name is root's, and runAsNonRoot then refuses the image."""
     users = re.findall(r"^USER (.*)$", DOCKERFILE, re.MULTILINE)
     assert users == ["10001"]
     assert "--uid 10001" in DOCKERFILE
@@ -246,8 +246,8 @@ def test_the_unit_starts_a_node(started, tmp_path):
     line = line.removesuffix(" $WORKERS")
     program, *arguments = shlex.split(line.replace("%i", "examples.flights:bus"))
     assert program.endswith("/bin/shardbus")
-    own = [str(config) if word == "/etc/shardbus/node.toml" else word for word in arguments]
-    assert cli.run(own) == 0
+    words = [str(config) if word == "/etc/shardbus/node.toml" else word for word in arguments]
+    assert cli.run(words) == 0
     [(cluster, settings)] = started
     assert (cluster, settings.node.port) == ("flights", 7411)
     assert "Type=notify" in UNIT
@@ -255,20 +255,20 @@ def test_the_unit_starts_a_node(started, tmp_path):
 
 @pytest.mark.skipif(not ANALYZE, reason="systemd-analyze is missing")
 def test_systemd_accepts_the_unit(tmp_path):
-    """Also what hardens it: an unknown word would be a line on standard error."""
-    own = UNIT.replace("/opt/shardbus/bin/shardbus", "/bin/true").replace("/opt/shardbus", "/")
-    (tmp_path / "shardbus@.service").write_text(own, encoding="utf-8")
+    """The hardening options too: an unknown word would be a line on standard error."""
+    unit = UNIT.replace("/opt/shardbus/bin/shardbus", "/bin/true").replace("/opt/shardbus", "/")
+    (tmp_path / "shardbus@.service").write_text(unit, encoding="utf-8")
     command = [ANALYZE, "verify", "--man=no", str(tmp_path / "shardbus@shop.service")]
     done = subprocess.run(command, text=True, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    wrong = own.replace("PrivateTmp=", "PrivatTmp=")
+    wrong = unit.replace("PrivateTmp=", "PrivatTmp=")
     (tmp_path / "shardbus@.service").write_text(wrong, encoding="utf-8")
     again = subprocess.run(command, text=True, capture_output=True, check=False)
     assert "PrivatTmp" in again.stderr
 
 
 def test_the_unit_permits_what_libzmq_does_in_any_process():
-    """It aborts if it may not set the scheduler of its threads, or ask for interfaces."""
+    """It aborts if it may not set the scheduler of its threads, or list interfaces."""
     [families] = re.findall(r"^RestrictAddressFamilies=(.+)$", UNIT, re.MULTILINE)
     assert {"AF_INET", "AF_INET6", "AF_UNIX", "AF_NETLINK"} == set(families.split())
     filters = re.findall(r"^SystemCallFilter=(.+)$", UNIT, re.MULTILINE)
@@ -311,10 +311,10 @@ def test_docker_waits_until_a_node_has_left():
 
 def test_workers_are_words_of_the_command(started, monkeypatch, tmp_path):
     """`WORKERS=--workers=4` in the unit's file of variables."""
-    found: list[int] = []
-    monkeypatch.setattr(node, "_supervise", lambda settings, workers, *more: found.append(workers))
+    counts: list[int] = []
+    monkeypatch.setattr(node, "_supervise", lambda settings, workers, *more: counts.append(workers))
     assert cli.run(["node", "start", "examples.flights:bus", "--workers=4"]) in (0, None)
-    assert found == [4]
+    assert counts == [4]
 
 
 def test_S1_18_clouds_get_a_higher_threshold_of_the_failure_detector() -> None:

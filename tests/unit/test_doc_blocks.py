@@ -47,7 +47,7 @@ FILES = {"docs/tutorial.md": ("stock.py", "client.py")}
 
 PRELUDE = "from dataclasses import dataclass\nfrom shardbus import *\n\nbus = ShardBus('shop')\n"
 FREE = ("no-redef", "no-untyped-def", "no-untyped-call", "empty-body", "no-any-return")
-"""What blocks of a page may do: define a class again, and leave out types."""
+"""Rights of a page's blocks: define a class again, and leave out types."""
 MYPY = f'# mypy: disable-error-code="{",".join(FREE)}"\n'
 
 
@@ -87,7 +87,7 @@ def test_python_blocks_run(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each in the names of those before it, with a bus of its own."""
     module = ModuleType("block_of_a_page")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    # What a process sets once, and the tests of traces set for theirs.
+    # Objects that a process sets once, and the tests of traces set for theirs.
     monkeypatch.setattr(trace, "set_tracer_provider", TracerProvider.shutdown)
     exec(PRELUDE + doc_blocks.setup(page), module.__dict__)
     for block in blocks(page):
@@ -103,15 +103,15 @@ def test_python_blocks_run(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_python_blocks_are_well_typed(tmp_path: Path) -> None:
     places: dict[str, str] = {}
     for page in with_python():
-        found = [block.text for block in blocks(page) if block.language == "python"]
+        texts = [block.text for block in blocks(page) if block.language == "python"]
         names = FILES.get(page)
         if names:
-            for name, text in zip(names, found, strict=True):
+            for name, text in zip(names, texts, strict=True):
                 (tmp_path / name).write_text(MYPY + text)
                 places[name] = page
             continue
         name = re.sub(r"\W", "_", page) + ".py"
-        code = [in_a_function(text) if needs_a_loop(text) else text for text in found]
+        code = [in_a_function(text) if needs_a_loop(text) else text for text in texts]
         (tmp_path / name).write_text("\n".join([MYPY, PRELUDE, doc_blocks.setup(page), *code]))
         places[name] = page
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--config-file="]
@@ -165,7 +165,7 @@ def targets() -> set[str]:
 
 
 def problem(words: list[str]) -> str | None:
-    """Return what is wrong with a simple command, or None."""
+    """Return the fault of a simple command, or None."""
     program = words[0].rpartition("/")[2]
     if program == "make":
         names = [word for word in words[1:] if "=" not in word and not word.startswith("-")]
@@ -173,10 +173,10 @@ def problem(words: list[str]) -> str | None:
         return f"no target {lost[0]}" if lost else None
     if program == "python" and words[1:2] == ["-m"]:
         try:
-            known = importlib.util.find_spec(words[2]) is not None
+            is_there = importlib.util.find_spec(words[2]) is not None
         except ModuleNotFoundError:
-            known = False
-        return None if known else f"no module {words[2]}"
+            is_there = False
+        return None if is_there else f"no module {words[2]}"
     return problem_of_shardbus(words[1:]) if program == "shardbus" else None
 
 
@@ -190,14 +190,14 @@ def problem_of_shardbus(words: list[str]) -> str | None:
         if word not in command.commands:
             return f"{path} has no command {word}"
         command, path = command.commands[word], f"{path} {word}"
-    known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
-    known |= {"--help", "-h", "--json", "--debug", *COMPLETION}
-    given = [word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)]
-    lost = [name for name in given if name not in known]
+    names = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+    names |= {"--help", "-h", "--json", "--debug", *COMPLETION}
+    options = [word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)]
+    lost = [name for name in options if name not in names]
     return f"{path} has no option {lost[0]}" if lost else None
 
 
-SHELL = [pytest.param(*one.values, id=one.id) for one in run_in_tests("sh")]
+SHELL = [pytest.param(*example.values, id=example.id) for example in run_in_tests("sh")]
 CONSOLE = [
     pytest.param(block, id=f"{block.page}-{number}")
     for page in PAGES

@@ -1,4 +1,4 @@
-"""The pages under `docs/`, against what they speak of: settings, commands, metrics, features."""
+"""The pages under `docs/`, against their subjects: settings, commands, metrics, features."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SECTIONS = {"S0": 39, "S1": 64, "S2": 90, "S3": 89, "S4": 42, "B": 166, "N": 25}
 """Features by section: their ids are `S0.1` to `S0.39`, and so on."""
 STATES = ("works", "partly", "not yet", "declined")
 ROW = re.compile(r"^\| ((?:S\d|B|N)\.\d+) \| (.+) \| ([a-z ]+) \| (.+) \| (.+) \|$", re.MULTILINE)
-"""Id, requirement, state, what differs here or is missing, and what shows it."""
+"""Id, requirement, state, the differences and gaps here, and the proof."""
 FILE = re.compile(r"`((?:tests|shardbus|examples|configs|docs|cli|benchmarks)/[\w./-]*\w)`")
 LINK = re.compile(r"\]\(([^)#:]+)\)")
 MACHINE = re.compile(r"/(?:work|tmp|root|home/(?!you/))\b")
@@ -70,8 +70,8 @@ def code(page: str) -> list[str]:
 
 
 def test_every_feature_has_one_row() -> None:
-    wanted = [f"{name}.{n + 1}" for name, count in SECTIONS.items() for n in range(count)]
-    assert [row[0] for row in ROW.findall(text("FEATURES.md"))] == wanted
+    expected = [f"{name}.{n + 1}" for name, count in SECTIONS.items() for n in range(count)]
+    assert [row[0] for row in ROW.findall(text("FEATURES.md"))] == expected
 
 
 def test_every_row_has_a_state_and_a_feature_that_works_is_shown() -> None:
@@ -110,7 +110,7 @@ def test_the_page_of_python_is_the_docstrings() -> None:
 def test_every_public_name_is_on_the_page_of_python() -> None:
     made = generator("make_python")
     shown = [name for title in made.SECTIONS for name, _ in made._objects(title)]
-    beside = [one.__name__ for classes in made.BESIDE.values() for one in classes]
+    beside = [cls.__name__ for classes in made.BESIDE.values() for cls in classes]
     assert sorted(shown) == sorted([*shardbus.__all__, *beside])
 
 
@@ -118,8 +118,10 @@ def test_every_public_function_method_and_attribute_has_its_types_on_the_page() 
     made = generator("make_python")
     page = text("reference/python.md")
     for title in made.SECTIONS:
-        for name, one in made._objects(title):
-            for method, value in made.members(one) if isinstance(one, type) else [("", one)]:
+        for name, public in made._objects(title):
+            for method, value in (
+                made.members(public) if isinstance(public, type) else [("", public)]
+            ):
                 heading = f"#### {name}.{method}" if method else f"### {name}"
                 call = page.partition(f"\n{heading}\n\n")[2].partition("\n\n")[0]
                 typed = rf"{method}: \w" if isinstance(value, property) else r"\) -> \S"
@@ -128,8 +130,8 @@ def test_every_public_function_method_and_attribute_has_its_types_on_the_page() 
                     untyped = [p.name for p in inspect.signature(each).parameters.values()]
                     untyped = [p for p in untyped if p not in (*each.__annotations__, "self")]
                     assert untyped == [], f"{heading}: annotate {untyped}"
-            if isinstance(one, type):
-                assert all(made.attributes(one).values()), name
+            if isinstance(public, type):
+                assert all(made.attributes(public).values()), name
 
 
 def test_a_signature_is_shown_with_its_types() -> None:
@@ -213,26 +215,26 @@ def test_every_metric_has_a_panel_and_every_alert_names_metrics_that_exist() -> 
 
 def test_grafanas_own_types_know_every_word_of_the_dashboard() -> None:
     plugins.register_default_plugins()
-    given = json.loads(text("../deploy/grafana/shardbus.json"))
-    assert list(unknown_to_grafana(given)) == []
-    first = next(at for at, panel in enumerate(given["panels"]) if panel["type"] != "row")
-    given["panels"][first]["fieldConfig"]["defaults"]["units"] = "s"
-    assert list(unknown_to_grafana(given)) == [f".panels[{first}].fieldConfig.defaults.units"]
+    dashboard = json.loads(text("../deploy/grafana/shardbus.json"))
+    assert list(unknown_to_grafana(dashboard)) == []
+    first = next(at for at, panel in enumerate(dashboard["panels"]) if panel["type"] != "row")
+    dashboard["panels"][first]["fieldConfig"]["defaults"]["units"] = "s"
+    assert list(unknown_to_grafana(dashboard)) == [f".panels[{first}].fieldConfig.defaults.units"]
 
 
-def unknown_to_grafana(given: Any) -> Iterator[str]:
-    """What is lost or changed when Grafana's types read a dashboard. They add their defaults."""
-    yield from lost(given, json.loads(JSONEncoder().encode(Dashboard.from_json(given))))
+def unknown_to_grafana(dashboard: Any) -> Iterator[str]:
+    """The parts lost or changed when Grafana's types read a dashboard. They add their defaults."""
+    yield from lost(dashboard, json.loads(JSONEncoder().encode(Dashboard.from_json(dashboard))))
 
 
-def lost(given: Any, read: Any, place: str = "") -> Iterator[str]:
-    if isinstance(given, dict) and isinstance(read, dict):
-        for key, value in given.items():
+def lost(written: Any, read: Any, place: str = "") -> Iterator[str]:
+    if isinstance(written, dict) and isinstance(read, dict):
+        for key, value in written.items():
             yield from lost(value, read.get(key), f"{place}.{key}")
-    elif isinstance(given, list) and isinstance(read, list) and len(given) == len(read):
-        for at, (value, kept) in enumerate(zip(given, read, strict=True)):
+    elif isinstance(written, list) and isinstance(read, list) and len(written) == len(read):
+        for at, (value, kept) in enumerate(zip(written, read, strict=True)):
             yield from lost(value, kept, f"{place}[{at}]")
-    elif given != read:
+    elif written != read:
         yield place
 
 

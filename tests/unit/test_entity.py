@@ -186,8 +186,8 @@ def test_another_type_checker_agrees(tmp_path: Path) -> None:
 
     def rules() -> list[str]:
         done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
-        found = json.loads(done.stdout)["generalDiagnostics"]
-        return [row.get("rule", row["message"]) for row in found if row["severity"] == "error"]
+        errors = json.loads(done.stdout)["generalDiagnostics"]
+        return [row.get("rule", row["message"]) for row in errors if row["severity"] == "error"]
 
     file.write_text(TYPED + OPTIONS)
     assert rules() == []

@@ -105,24 +105,24 @@ def rows() -> list[tuple[str, str, str, list[str], list[str]]]:
     """Return the rows of the table: class, where, whether definite, modules, tests."""
     page = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
     section = page.split("### Where each error arises")[1].split("\n## ")[0]
-    found, cls = [], ""
+    table, cls = [], ""
     for line in section.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) != 5 or cells[0] == "error" or set(cells[1]) == {"-"}:
             continue
         cls = cells[0].strip("`") or cls
         in_code = re.compile("`([^`]+)`").findall
-        found.append((cls, cells[1], cells[2], in_code(cells[3]), in_code(cells[4])))
-    return found
+        table.append((cls, cells[1], cells[2], in_code(cells[3]), in_code(cells[4])))
+    return table
 
 
 def test_every_place_that_makes_a_request_error_is_counted() -> None:
-    found = {
+    places = {
         path.relative_to(PACKAGE).with_suffix("").as_posix(): dict(Counter(_made(path)))
         for path in sorted(PACKAGE.rglob("*.py"))
         if path != PACKAGE / "errors.py"
     }
-    assert {module: made for module, made in found.items() if made} == SITES
+    assert {module: made for module, made in places.items() if made} == SITES
 
 
 def test_the_table_knows_every_class_in_every_module_that_makes_it() -> None:

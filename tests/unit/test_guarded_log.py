@@ -1,4 +1,4 @@
-"""What shardbus logs costs its caller nothing, whatever the application's logging does."""
+"""A log line of shardbus costs its caller nothing, even if the application's logging fails."""
 
 from __future__ import annotations
 
@@ -96,13 +96,13 @@ def test_arguments_that_do_not_fit_cost_a_line(
 
 
 def test_every_module_logs_by_a_guarded_log() -> None:
-    own = re.compile(r"getLogger\([\"']shardbus[.\w]*[\"']\)\.?(?!setLevel)")
-    found = [
+    pattern = re.compile(r"getLogger\([\"']shardbus[.\w]*[\"']\)\.?(?!setLevel)")
+    modules = [
         str(path.relative_to(ROOT))
         for folder in ("shardbus", "cli")
         for path in (ROOT / folder).rglob("*.py")
-        if own.search(path.read_text(encoding="utf-8"))
+        if pattern.search(path.read_text(encoding="utf-8"))
     ]
-    assert [path for path in found if "simulation" not in path and "testing" not in path] == [
+    assert [path for path in modules if "simulation" not in path and "testing" not in path] == [
         "cli/shardbus_cli/logs.py"
     ]

@@ -1,4 +1,4 @@
-"""Handlers that cannot work are refused, with the class, the method, and what to write."""
+"""Handlers that cannot work are refused, with the class, the method, and the code to write."""
 
 from __future__ import annotations
 
@@ -185,15 +185,15 @@ def test_a_decorator_over_handler_is_refused_whatever_it_is() -> None:
 
         return Hidden
 
-    found = {make.__name__: refusal(make()) for make in (static, cached, wrapped, unwrapped)}
-    found["an_object"] = refusal(an_object())
-    for text in found.values():
+    refusals = {make.__name__: refusal(make()) for make in (static, cached, wrapped, unwrapped)}
+    refusals["an_object"] = refusal(an_object())
+    for text in refusals.values():
         assert text.startswith("Hidden.act: @")
         assert "stands over @handler and hides it" in text
-    assert "@passing stands" in found["wrapped"]
-    assert "over @passing" in found["wrapped"]
-    assert "@bare stands" in found["unwrapped"]
-    assert "write @handler over def act(self, ...)" in found["static"]
+    assert "@passing stands" in refusals["wrapped"]
+    assert "over @passing" in refusals["wrapped"]
+    assert "@bare stands" in refusals["unwrapped"]
+    assert "write @handler over def act(self, ...)" in refusals["static"]
 
 
 def test_a_handler_hidden_in_a_base_is_refused_unless_it_is_written_anew() -> None:
@@ -398,7 +398,7 @@ def test_a_handler_has_any_number_of_names() -> None:
     assert set(declare(again).interface.methods) == {"add", "put", "push"}
 
 
-# ---- what is no method
+# ---- attributes that are no methods
 
 
 def generator(self: Any) -> Iterator[int]:
@@ -508,11 +508,11 @@ def test_an_abstract_class_is_refused() -> None:
 def test_functions_of_the_declaration_are_not_async(option: str) -> None:
     async def function(value: Any) -> Any: ...
 
-    for given in (function, passing(function)):
-        assert "is async: it would not be awaited" in refusal(Base, **{option: given})
+    for function_ in (function, passing(function)):
+        assert "is async: it would not be awaited" in refusal(Base, **{option: function_})
 
 
-# ---- what works
+# ---- valid handlers
 
 
 async def ask_act(cls: type, *args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Histograms: where a value is counted, and what a weight does."""
+"""Histograms: where a value is counted, and the effect of a weight."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_a_window_forgets_what_was_counted_before_its_oldest_mark() -> None:
 
 
 def test_histograms_add_up() -> None:
-    one, other = Histogram((1.0,)), Histogram((1.0,))
-    one.observe(0.5, 2)
+    first, other = Histogram((1.0,)), Histogram((1.0,))
+    first.observe(0.5, 2)
     other.observe(2.0)
-    one.add(other)
-    assert (one.counts, one.sum) == ([2, 1], 3.0)
+    first.add(other)
+    assert (first.counts, first.sum) == ([2, 1], 3.0)

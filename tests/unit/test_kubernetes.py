@@ -34,12 +34,12 @@ def of_file(path: Path) -> list[dict[str, Any]]:
 
 
 def objects() -> list[dict[str, Any]]:
-    return [found for name in BASE["resources"] for found in of_file(FOLDER / name)]
+    return [object_ for name in BASE["resources"] for object_ in of_file(FOLDER / name)]
 
 
 def one(kind: str, name: str = "shardbus") -> dict[str, Any]:
-    [found] = [o for o in objects() if (o["kind"], o["metadata"]["name"]) == (kind, name)]
-    return found
+    [object_] = [o for o in objects() if (o["kind"], o["metadata"]["name"]) == (kind, name)]
+    return object_
 
 
 POD = one("Deployment")["spec"]["template"]
@@ -71,32 +71,32 @@ RIGHTS = {
         {"apiGroups": ["apps"], "resources": ["replicasets"], "verbs": ["get"]},
     ],
 }
-"""The components, and what they permit the pods at the API."""
+"""The components, and the pods' permissions at the API."""
 
 
 def roles(component: str) -> list[dict[str, Any]]:
     return of_file(PLACE / component / "role.yaml")
 
 
-def merge(own: Any, change: Any) -> Any:
+def merge(entries_: Any, change: Any) -> Any:
     """A change on top of an object, as Kustomize merges: lists by the names of their entries, with
     new entries first; other lists are replaced."""
-    if isinstance(own, dict) and isinstance(change, dict):
-        both = {key: merge(own[key], change[key]) for key in own.keys() & change.keys()}
-        return {**own, **change, **both}
-    if not isinstance(own, list) or not all("name" in entry for entry in [*own, *change]):
+    if isinstance(entries_, dict) and isinstance(change, dict):
+        both = {key: merge(entries_[key], change[key]) for key in entries_.keys() & change.keys()}
+        return {**entries_, **change, **both}
+    if not isinstance(entries_, list) or not all("name" in entry for entry in [*entries_, *change]):
         return change
-    found = {entry["name"]: entry for entry in own}
-    new = [merge(found.get(entry["name"], {}), entry) for entry in change]
-    rest = [entry for entry in own if entry["name"] not in {entry["name"] for entry in change}]
+    by_name = {entry["name"]: entry for entry in entries_}
+    new = [merge(by_name.get(entry["name"], {}), entry) for entry in change]
+    rest = [entry for entry in entries_ if entry["name"] not in {entry["name"] for entry in change}]
     return [entry for entry in [*new, *rest] if entry.get("$patch") != "delete"]
 
 
 def with_component(name: str) -> dict[str, Any]:
     """The Deployment of the base with a component."""
     [patch] = of_file(PLACE / name / "deployment.yaml")
-    found: dict[str, Any] = merge(one("Deployment"), patch)
-    return found
+    workload_: dict[str, Any] = merge(one("Deployment"), patch)
+    return workload_
 
 
 def stateful() -> dict[str, Any]:
@@ -104,15 +104,15 @@ def stateful() -> dict[str, Any]:
     [bare] = of_file(PLACE / "stateful" / "statefulset.yaml")
     [names] = of_file(PLACE / "stateful" / "names.yaml")
     template = one("Deployment")["spec"]["template"]
-    found: dict[str, Any] = merge(merge(bare, {"spec": {"template": template}}), names)
-    return found
+    workload_: dict[str, Any] = merge(merge(bare, {"spec": {"template": template}}), names)
+    return workload_
 
 
 def drained_first(workload: dict[str, Any]) -> dict[str, Any]:
     """A Deployment or a StatefulSet with the component `pre-stop`."""
     [patch] = of_file(PLACE / "pre-stop" / "pods.yaml")
-    found: dict[str, Any] = merge(workload, {"spec": patch["spec"]})
-    return found
+    workload_: dict[str, Any] = merge(workload, {"spec": patch["spec"]})
+    return workload_
 
 
 WORKLOADS = {
@@ -128,8 +128,8 @@ every_stateful = pytest.mark.parametrize(
 
 
 def pod_of(workload: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = workload["spec"]["template"]["spec"]
-    return found
+    spec: dict[str, Any] = workload["spec"]["template"]["spec"]
+    return spec
 
 
 def environment_of(workload: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -140,7 +140,7 @@ NO_SETTINGS = ("POD_NAME", "POD_NAMESPACE", "SHARDBUS_NODE_TOKEN_FILE")
 
 
 def settings_in(workload: dict[str, Any]) -> Settings:
-    """What a node in a pod of this Deployment or StatefulSet is told by variables. As in a pod, a
+    """The variables of a node in a pod of this Deployment or StatefulSet. As in a pod, a
     variable has the values of those that stand before it."""
     fields = {
         "metadata.name": "shardbus-2"
@@ -155,11 +155,11 @@ def settings_in(workload: dict[str, Any]) -> Settings:
         source = entry.get("valueFrom", {})
         field = source.get("fieldRef", {}).get("fieldPath")
         value = fields[field] if field else entry.get("value", "redis://r:6379/0")
-        for known, own in values.items():
-            value = value.replace(f"$({known})", own)
+        for variable, value_ in values.items():
+            value = value.replace(f"$({variable})", value_)
         values[name] = value
-    told = {name: value for name, value in values.items() if name not in NO_SETTINGS}
-    return load(from_environment(told))
+    settings_ = {name: value for name, value in values.items() if name not in NO_SETTINGS}
+    return load(from_environment(settings_))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -233,7 +233,7 @@ def test_nodes_that_are_not_ready_are_found_by_name_too() -> None:
 
 def test_a_pod_starts_a_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With its variables as Kubernetes fills them in."""
-    found: list[Settings] = []
+    started: list[Settings] = []
 
     def run(
         bus: ShardBus,
@@ -244,7 +244,7 @@ def test_a_pod_starts_a_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         rejoins_by: list[str],
         turn: int,
     ) -> int:
-        found.append(settings)
+        started.append(settings)
         return 0
 
     monkeypatch.setattr(node, "_run", run)
@@ -265,7 +265,7 @@ def test_a_pod_starts_a_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
             monkeypatch.setenv(name, value)
     assert list(ENVIRONMENT).index("POD_IP") < list(ENVIRONMENT).index("SHARDBUS_NODE__ADVERTISE")
     assert cli.run(CONTAINER["args"]) == 0
-    [settings] = found
+    [settings] = started
     assert settings.node.advertise == "10.1.2.3"
     assert settings.node.seeds == ("store",)
     assert settings.node.version == "1.0.0"
@@ -338,9 +338,9 @@ def test_a_node_of_a_stateful_set_advertises_a_name_that_stays(workload: dict[st
     service = one("Service", workload["spec"]["serviceName"])["spec"]
     assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
     assert settings_in(workload).node.advertise == "shardbus-2.shardbus-nodes.shop.svc"
-    own = settings_in(one("Deployment"))
-    assert settings_in(workload).node.seeds == own.node.seeds
-    assert settings_in(workload).node.version == own.node.version
+    variables = settings_in(one("Deployment"))
+    assert settings_in(workload).node.seeds == variables.node.seeds
+    assert settings_in(workload).node.version == variables.node.version
 
 
 @every_workload
@@ -387,7 +387,7 @@ def test_new_shards_go_to_the_version_of_the_image() -> None:
 
 
 def test_the_example_fits_both_kinds_of_workload() -> None:
-    """Only the group says what it changes, so `../stateful` may stand in place of `../base`."""
+    """Only the group names its changes, so `../stateful` may stand in place of `../base`."""
     [replacement] = EXAMPLE["replacements"]
     chosen = [EXAMPLE["patches"][0]["target"], replacement["source"]]
     chosen += [target["select"] for target in replacement["targets"]]

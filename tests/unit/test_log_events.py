@@ -17,14 +17,14 @@ ROOT = Path(__file__).resolve().parents[2]
 METHODS = {"debug", "info", "warning", "error", "exception", "critical"}
 LOGGERS = {"log", "store_log", "frame_log", "output"}
 OTHERS = {"simulation", "testing"}
-"""What runs in tests only."""
+"""Code that runs in tests only."""
 NAMED = {("records", "%s: %s"), ("downing_log", "%s")}
 """Notes of machines and events of membership name themselves by `extra`."""
 
 
 def logged(path: Path) -> set[str]:
     """The texts that a module logs."""
-    found = set()
+    events = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
@@ -35,19 +35,19 @@ def logged(path: Path) -> set[str]:
         if at is not None:
             text = node.args[at]
             assert isinstance(text, ast.Constant), f"{path}: log a text with arguments"
-            found.add(str(text.value))
-    return found
+            events.add(str(text.value))
+    return events
 
 
 def test_B62_every_logged_event_is_declared_and_every_declared_one_is_logged() -> None:
-    found = set(NAMED)
+    events = set(NAMED)
     for folder in ("shardbus", "cli"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             if not OTHERS & set(path.parts):
-                found |= {(path.stem, text) for text in logged(path)}
+                events |= {(path.stem, text) for text in logged(path)}
     writer = {key for key in EVENTS if key[0] == "log_writer"}
-    assert found - NAMED - set(EVENTS) == set(), "declare them in shardbus/log_events.py"
-    assert set(EVENTS) - found - writer == set(), "no code logs these"
+    assert events - NAMED - set(EVENTS) == set(), "declare them in shardbus/log_events.py"
+    assert set(EVENTS) - events - writer == set(), "no code logs these"
 
 
 def test_no_event_has_the_name_of_another_kind() -> None:

@@ -1,4 +1,4 @@
-"""What make says on a machine where a package is missing."""
+"""The output of make on a machine where a package is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defects made by rules: what each rule makes, and what it leaves alone."""
+"""Defects made by rules: the defects of each rule, and code that it leaves alone."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.mutants.operators import changes
 
 
 def made(body: str) -> list[str]:
-    """What becomes of the body of a function, one line for each defect."""
+    """The defects of the body of a function, one line for each defect."""
     source = "def f(self, x):\n    " + body.replace("\n", "\n    ") + "\n"
-    found = []
+    texts = []
     for change in changes(source):
         changed = source[: change.start] + change.after + source[change.end :]
-        found.append(ast.unparse(ast.parse(changed)).partition("\n")[2].replace("\n    ", "\n"))
-    return [one.strip() for one in found]
+        texts.append(ast.unparse(ast.parse(changed)).partition("\n")[2].replace("\n    ", "\n"))
+    return [text.strip() for text in texts]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ FILE = "shardbus/ids.py"
 
 
 def test_every_defect_of_a_module_can_be_planted() -> None:
-    """Not only what the rules above show: a whole file of the product."""
+    """Not only the samples above: a whole file of the product."""
     source = (ROOT / FILE).read_text(encoding="utf-8")
     for change in changes(source):
         ast.parse(source[: change.start] + change.after + source[change.end :])

@@ -14,8 +14,8 @@ WANTED = 100
 class Stream:
     """Events that come at a rate in runs, and the weights of their samples."""
 
-    def __init__(self, wanted: int = WANTED, seed: int = 1) -> None:
-        self.marks = SampleMarks(wanted, Random(seed))
+    def __init__(self, count: int = WANTED, seed: int = 1) -> None:
+        self.marks = SampleMarks(count, Random(seed))
         self.now, self.count = 0.0, 0
         self.weights: list[int] = []
 

@@ -1,4 +1,4 @@
-"""The site: its navigation holds every page, and what the hooks write leads to pages and sections.
+"""The site: its navigation holds every page, and the hooks' links lead to pages and sections.
 
 `make docs` builds it with mkdocs; these tests need no package.
 """
@@ -37,11 +37,11 @@ def sources() -> list[str]:
 @cache
 def pages() -> dict[str, str]:
     """The text of each page of the site, as the hooks write it, by its path there."""
-    found = {}
+    pages_ = {}
     for name in sources():
         place = hooks().site_path(name)
-        found[place] = hooks().for_site((ROOT / name).read_text(encoding="utf-8"), place)
-    return found
+        pages_[place] = hooks().for_site((ROOT / name).read_text(encoding="utf-8"), place)
+    return pages_
 
 
 def prose(text: str) -> str:
@@ -103,7 +103,7 @@ def test_no_page_has_a_diagram_that_needs_a_script() -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "written", "wanted"),
+    ("page", "written", "expected"),
     [
         ("index.md", "[t](docs/tutorial.md#1-an-entity)", "[t](tutorial.md#1-an-entity)"),
         ("index.md", "[c](CONTRIBUTING.md)", "[c](contributing.md)"),
@@ -118,12 +118,12 @@ def test_no_page_has_a_diagram_that_needs_a_script() -> None:
         ("scale.md", "![plot](scale.svg)", "![plot](scale.svg)"),
     ],
 )
-def test_a_link_is_written_for_its_place(page: str, written: str, wanted: str) -> None:
-    assert hooks().for_site(written, page) == wanted
+def test_a_link_is_written_for_its_place(page: str, written: str, expected: str) -> None:
+    assert hooks().for_site(written, page) == expected
 
 
 @pytest.mark.parametrize(
-    ("html", "found"),
+    ("html", "is_found"),
     [
         ('<script src="https://cdn.example/x.js">', True),
         ('<link href="//fonts.example/x.css" rel=stylesheet>', True),
@@ -134,8 +134,8 @@ def test_a_link_is_written_for_its_place(page: str, written: str, wanted: str) -
         ('<link rel="canonical" href="https://example.org/">', False),
     ],
 )
-def test_what_a_page_would_load_from_elsewhere_is_found(html: str, found: bool) -> None:
-    assert bool(hooks().loaded_from_elsewhere(html)) is found
+def test_what_a_page_would_load_from_elsewhere_is_found(html: str, is_found: bool) -> None:
+    assert bool(hooks().loaded_from_elsewhere(html)) is is_found
 
 
 NEW = ("troubleshooting.md", "faq.md", "cookbook.md", "how-to/back-up.md", "how-to/timers.md")

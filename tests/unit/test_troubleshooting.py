@@ -36,18 +36,18 @@ def symptoms() -> list[str]:
 def names() -> frozenset[str]:
     """The names of events, notes and findings."""
     logged = {event.name for event in EVENTS.values()}
-    told = {event_name(event) for event in get_args(DomainEvent)}
-    return frozenset(logged | told | ALARMING | NOTEWORTHY | set(ADVICE))
+    events = {event_name(event) for event in get_args(DomainEvent)}
+    return frozenset(logged | events | ALARMING | NOTEWORTHY | set(ADVICE))
 
 
 @cache
 def texts() -> tuple[str, ...]:
     """Every text of the code, with a mark in place of each variable part."""
-    found = set[str]()
+    messages = set[str]()
     for folder in ("shardbus", "cli"):
         for path in sorted((ROOT / folder).rglob("*.py")):
-            found.update(texts_of(ast.parse(path.read_text(encoding="utf-8"))))
-    return tuple(sorted(found))
+            messages.update(texts_of(ast.parse(path.read_text(encoding="utf-8"))))
+    return tuple(sorted(messages))
 
 
 def texts_of(tree: ast.AST) -> Iterator[str]:
@@ -64,8 +64,8 @@ def texts_of(tree: ast.AST) -> Iterator[str]:
 def is_said(symptom: str, said: tuple[str, ...]) -> bool:
     """True if a text has the fixed parts of a symptom, with variables or more text between them."""
     parts = [part for part in symptom.split(ANY) if part]
-    wanted = re.compile(BETWEEN.join(map(re.escape, parts)))
-    return any(wanted.search(text) for text in said)
+    pattern = re.compile(BETWEEN.join(map(re.escape, parts)))
+    return any(pattern.search(text) for text in said)
 
 
 @pytest.mark.parametrize("symptom", symptoms())

@@ -38,9 +38,9 @@ def test_the_version_stands_in_one_file() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert project["project"]["dynamic"] == ["version"]
     source = project["tool"]["hatch"]["version"]
-    found = re.search(source["pattern"], (ROOT / source["path"]).read_text(encoding="utf-8"))
-    assert found is not None
-    assert found["version"] == VERSION
+    match = re.search(source["pattern"], (ROOT / source["path"]).read_text(encoding="utf-8"))
+    assert match is not None
+    assert match["version"] == VERSION
 
 
 def test_the_command_prints_it() -> None:

@@ -1,4 +1,4 @@
-"""What the waits of tests do when nothing comes."""
+"""The waits of tests when nothing comes."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def check_step(
     advance: Callable[[Any], object],
     trigger: Enum,
 ) -> None:
-    """Check that the trigger leads from the machine's state to that of the table, or is refused
+    """Check that the trigger leads from the machine's state to the table's state, or is refused
     and changes nothing."""
     before = state()
     after = table.get((before, trigger))

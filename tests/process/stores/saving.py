@@ -1,4 +1,4 @@
-"""Entities that save under load, and the judge of what became of the saves.
+"""Entities that save under load, and the judge of the saves' outcomes.
 
 Each account has one sender, which adds 1 and waits for the answer: the new total, after the store
 has it. An answer acknowledges a save; an ask without one leaves its save in doubt. At the end the
@@ -33,7 +33,7 @@ ACCOUNTS = 8
 
 @dataclass
 class Ledger:
-    """What one sender was answered."""
+    """The answers to one sender."""
 
     totals: list[int] = field(default_factory=list)
     doubts: int = 0

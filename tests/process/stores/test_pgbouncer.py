@@ -71,7 +71,8 @@ async def uses_everything(store: StateStore, text: bytes) -> None:
 async def test_stores_that_share_the_connections_of_a_pooler_do_not_mix_their_statements(
     server: PostgresServer, pooler: Pooler, mode: str
 ) -> None:
-    """The same statements for other tables: with names, one store would run those of the other."""
+    """The same statements for other tables: with names, one store would run the other's
+    statements."""
     with pooler(mode) as front:
         stores = [
             open_store(

@@ -1,6 +1,6 @@
 """A real PostgreSQL in trouble, under real nodes whose entities save all the time.
 
-For each trouble: asks fail with the cause and what to do, and so say the log and `doctor`; the
+For each trouble: asks fail with the cause and advice, as do the log and `doctor`; the
 nodes stay up and ready; a node that starts ends in time with one line; once the trouble is over all
 entities save again by themselves, and the store has every acknowledged save.
 """

@@ -55,7 +55,7 @@ async def survives(
     begin: Callable[[], object],
     end: Callable[[], object],
 ) -> None:
-    """Save through a trouble of the disk, and compare what was acknowledged with the file."""
+    """Save through a trouble of the disk, and compare the acknowledged saves with the file."""
     async with lab.client(node) as client, Savers(client) as savers:
         begin()
         await savers.suffer("failures on this disk")

@@ -1,5 +1,5 @@
-"""What can happen to a server of a store while nodes use it: how it begins, how it ends, and what
-the nodes say. The troubles of a Redis."""
+"""Troubles of a store's server while nodes use it: their beginnings, their ends, and the nodes'
+reports. The troubles of a Redis."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ RULES = ("~shardbus:*", "+@scripting", "+@hash", "+@sortedset", "+del", "+time",
 
 @dataclass(frozen=True)
 class Trouble:
-    """`says`: what asks, the log and `doctor` name. `code`: how a node that starts meanwhile ends,
-    None if it starts. `hurts`: saves fail while it lasts. `finding`: what `doctor` finds."""
+    """`says`: the words of asks, the log and `doctor`. `code`: how a node that starts meanwhile
+    ends, None if it starts. `hurts`: saves fail while it lasts. `finding`: the finding of
+    `doctor`."""
 
     name: str
     begin: Callable[[Any], None]
@@ -40,7 +41,7 @@ class Trouble:
 
 
 async def doctor(lab: Processes, node: NodeProcess) -> str:
-    """Return what `doctor` says."""
+    """Return the output of `doctor`."""
     command = lab.run("doctor", "--wait", "0", "--node", f"http://127.0.0.1:{node.http_port}")
     await command.ended()
     return command.out.read_text()
@@ -79,8 +80,8 @@ async def starts_in_trouble(lab: Processes, trouble: Trouble) -> None:
 
 
 async def suffer_and_recover(lab: Processes, server: Any, trouble: Trouble) -> None:
-    """Run nodes whose entities save all the time through a trouble of `server`, and judge what the
-    store has at the end."""
+    """Run nodes whose entities save all the time through a trouble of `server`, and judge the
+    store's content at the end."""
     nodes = [await started(lab), await started(lab)]
     await lab.agree(*nodes)
     async with lab.client(*nodes) as client, Savers(client) as savers:
@@ -129,7 +130,7 @@ class Lab:
                 admin.config_set(name.replace("_", "-"), value)
 
     def user(self, *rules: str) -> None:
-        """Change what our user may do, and end its connections."""
+        """Change our user's rights, and end its connections."""
         with self.admin() as admin:
             admin.execute_command("ACL", "SETUSER", USER, *rules)
             with contextlib.suppress(redis.ResponseError):

@@ -1,5 +1,5 @@
-"""A node as administration sees it, without a network: its regions, its coordinator, and what the
-other nodes answer."""
+"""A node as administration sees it, without a network: its regions, its coordinator, and the other
+nodes' answers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def member(node: NodeId, status: Status = Status.UP, *roles: str, **more: Any) -
 
 
 class Rpc:
-    """The calls to other nodes. `answers` has what each node answers to a question; a node without
+    """The calls to other nodes. `answers` has each node's answer to a question; a node without
     an answer is silent; an error is raised."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a node answers to the questions of others: its own state, its coordinators', and commands,
+"""A node's answers to the questions of others: its own state, its coordinators', and commands,
 whose refusals are answers."""
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ async def answers(node: FakeNode) -> Administration:
     return Administration(fake)
 
 
-# What runs here
+# Work on this node
 
 
 QUESTIONS = """
@@ -162,16 +162,16 @@ async def test_failures_and_losses_leave_the_node_as_ages(node: FakeNode, answer
     node.region.host.deliveries.poison = [
         (1000.0 - age, "x", "pay", "client#1") for age in (601.0, 600.0, 7.0)
     ]
-    found = answer_checkup(answers)["types"][PAGE]
-    assert found["poison"] == [[600.0, "x", "pay", "client#1"], [7.0, "x", "pay", "client#1"]]
-    assert [(row["method"], row["count"]) for row in found["failing"]] == [
+    by_page = answer_checkup(answers)["types"][PAGE]
+    assert by_page["poison"] == [[600.0, "x", "pay", "client#1"], [7.0, "x", "pay", "client#1"]]
+    assert [(row["method"], row["count"]) for row in by_page["failing"]] == [
         ("receive", 1),
         ("pay", 1),
     ]
-    [[age, *rest]] = found["failing"][1]["last"]
+    [[age, *rest]] = by_page["failing"][1]["last"]
     assert age >= 3.0
     assert rest == ["x", "ValueError", "no", "ValueError: no"]
-    [(entity_id, [age, times, error])] = found["failed_starts"].items()
+    [(entity_id, [age, times, error])] = by_page["failed_starts"].items()
     assert (entity_id, times, error) == ("x", 1, "ValueError: broken")
     node.records.lost_nodes.decided([LOST], "keep-majority: 2 of 3")
     node.records.lost_nodes.gone(LOST, now - 5.0)
@@ -193,14 +193,14 @@ async def test_leaving_and_shutting_a_region_down_begin_at_once(
 
 
 async def test_a_checkup_has_what_differs_and_no_password(answers: Any) -> None:
-    found = answer_checkup(answers)
-    assert "hunter2" not in json.dumps(found)
-    assert found["settings"] == {
+    checkup = answer_checkup(answers)
+    assert "hunter2" not in json.dumps(checkup)
+    assert checkup["settings"] == {
         "cluster.suspend_after": "7.0",
         f"sharding.types.{PAGE}.retry_interval": "9.0",
     }
-    assert found["types"][PAGE].pop("coordinator_for") >= 0
-    assert found["types"][PAGE] == {
+    assert checkup["types"][PAGE].pop("coordinator_for") >= 0
+    assert checkup["types"][PAGE] == {
         "buffered_for": 0.0,
         "failing": [],
         "poison": [],
@@ -222,14 +222,14 @@ async def test_a_checkup_has_what_differs_and_no_password(answers: Any) -> None:
         },
         "hot": {"messages": 3.0},
     }
-    assert (found["saves"], found["store_clock"]) == ([7, 0.5], -0.5)
-    used, limit = found["descriptors"]
+    assert (checkup["saves"], checkup["store_clock"]) == ([7, 0.5], -0.5)
+    used, limit = checkup["descriptors"]
     assert 0 < used < limit
-    assert found["protocol"] == [OLDEST_PROTOCOL, PROTOCOL]
-    assert found["vitals"]["busy"] == 0.25
-    assert {"python", "shardbus", "pyzmq", "libzmq"} <= set(found["versions"])
-    assert (found["version"], found["lag"]) == ("1.2", 0.001)
-    assert found["store_problems"] == ["maxmemory-policy evicts"]
+    assert checkup["protocol"] == [OLDEST_PROTOCOL, PROTOCOL]
+    assert checkup["vitals"]["busy"] == 0.25
+    assert {"python", "shardbus", "pyzmq", "libzmq"} <= set(checkup["versions"])
+    assert (checkup["version"], checkup["lag"]) == ("1.2", 0.001)
+    assert checkup["store_problems"] == ["maxmemory-policy evicts"]
 
 
 async def test_a_node_says_why_it_is_suspended(node: FakeNode, answers: Any) -> None:
@@ -238,7 +238,7 @@ async def test_a_node_says_why_it_is_suspended(node: FakeNode, answers: Any) -> 
     assert answer_suspension(answers) == "suspended: no quorum"
 
 
-# What the coordinator knows
+# The coordinator's knowledge
 
 
 async def test_the_table_has_each_shard_with_home_fence_state_and_load(
@@ -262,12 +262,12 @@ async def test_a_shard_has_its_history_with_ages(node: FakeNode, answers: Any) -
         seconds=0.5,
     )
     node.coordinator.history = SimpleNamespace(of=lambda shard: [change])
-    found = answer_shard(answers, PAGE, "2")
-    assert found is not None
-    [[age, *rest]] = found.pop("changes")
+    page = answer_shard(answers, PAGE, "2")
+    assert page is not None
+    [[age, *rest]] = page.pop("changes")
     assert age >= 60
     assert rest == [None, str(PEER), "allocated", 2, 4, 0.5]
-    assert found == {"epoch": 3, "node": str(PEER), "fence": 4, "state": "begin"}
+    assert page == {"epoch": 3, "node": str(PEER), "fence": 4, "state": "begin"}
     without = answer_shard(answers, PAGE, "3")
     assert without is not None
     assert (without["node"], without["fence"]) == (None, None)
@@ -296,7 +296,7 @@ async def test_only_a_coordinator_that_rules_answers(
     node: FakeNode, answers: Any, state: CoordinatorState, rules: bool
 ) -> None:
     node.coordinator.state = state
-    found = [
+    answers_of = [
         answer_table(answers, PAGE),
         answer_shard(answers, PAGE, "1"),
         await answer_plan(answers, PAGE, 0, []),
@@ -306,7 +306,7 @@ async def test_only_a_coordinator_that_rules_answers(
         await answer_stop(answers, PAGE, ["1"]),
         await answer_place(answers, PAGE, {}),
     ]
-    assert [answer is not None for answer in found] == [rules] * len(found)
+    assert [answer is not None for answer in answers_of] == [rules] * len(answers_of)
     node.shell.machine = None
     assert answer_table(answers, PAGE) is None
     with pytest.raises(UnknownEntityType):
@@ -359,6 +359,6 @@ async def test_refusals_are_answers(node: FakeNode, answers: Any) -> None:
     assert await answer_slow(answers, PAGE, True, None) == refusal
     assert await answer_stop(answers, PAGE, ["1"]) == refusal
     assert await answer_place(answers, PAGE, {"1": "c:7355"}) == refusal
-    found = await answer_place(answers, PAGE, {"1": "no place"})
-    assert found is not None
-    assert found["refused"][0] == "ConfigError"
+    outcome = await answer_place(answers, PAGE, {"1": "no place"})
+    assert outcome is not None
+    assert outcome["refused"][0] == "ConfigError"

@@ -1,5 +1,5 @@
-"""Findings: a healthy cluster has none, each fault has its own, and what is normal for a moment is
-one only if it lasts."""
+"""Findings: a healthy cluster has none, each fault has its own, and a state that is normal for a
+moment is a finding only if it lasts."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def head(p: Picture) -> Any:
 
 
 def forgotten_and_silent(p: Picture) -> None:
-    """What this node knows of the epoch may be old: it proves nothing about the store."""
+    """The epoch at this node may be old: it proves nothing about the store."""
     update(p.shards["page"], complete=False, epoch=2)
 
 
@@ -295,22 +295,22 @@ STORED: list[tuple[StoredTable | None, str, str]] = [
 def test_each_fault_of_a_stored_table_is_found(
     wrong: StoredTable | None, check: str, subject: str
 ) -> None:
-    found = [finding.key for finding in stored("page", wrong, healthy())]
-    assert (check, "page", subject) in found
-    assert len(found) <= 2
+    keys = [finding.key for finding in stored("page", wrong, healthy())]
+    assert (check, "page", subject) in keys
+    assert len(keys) <= 2
 
 
 def test_two_rows_of_one_fence_are_both_named() -> None:
-    found = list(stored("page", table(s2=(C, FENCE)), None))
-    assert [f.key for f in found] == [
+    findings = list(stored("page", table(s2=(C, FENCE)), None))
+    assert [f.key for f in findings] == [
         ("stored-fence-twice", "page", "0"),
         ("stored-fence-twice", "page", "2"),
     ]
 
 
 def test_a_type_with_a_shard_function_of_its_own_may_name_shards_as_it_likes() -> None:
-    own = StoredTable(3, "app.by_country/0", {"fr": (NodeId.parse(A), FENCE)})
-    assert list(stored("page", own, None)) == []
+    by_country = StoredTable(3, "app.by_country/0", {"fr": (NodeId.parse(A), FENCE)})
+    assert list(stored("page", by_country, None)) == []
 
 
 def test_every_finding_has_an_advice_and_every_advice_a_finding() -> None:
@@ -319,7 +319,7 @@ def test_every_finding_has_an_advice_and_every_advice_a_finding() -> None:
     assert named | {"unallocated", "moving", "starting"} == set(ADVICE)
 
 
-# What is normal for a moment
+# States that are normal for a moment
 
 
 def young(p: Picture, index: int, status: str, age: float) -> None:

@@ -1,4 +1,4 @@
-"""What the page of handlers shows of declarations and counters, and what a sent message answers."""
+"""The page of handlers shows declarations and counters; a sent message has an answer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_two_nodes_have_counted_is_one_row() -> None:
     assert (row["calls"], row["failures"], row["rate"]) == (1000, 4, 0.4)
     assert row["p50"] <= LATENCY_BOUNDS[0]
     assert LATENCY_BOUNDS[7] < row["p99"] <= LATENCY_BOUNDS[8]
-    assert [(one["node"], one["entity"]) for one in row["last"]] == [
+    assert [(row_["node"], row_["entity"]) for row_ in row["last"]] == [
         (str(ME), "c"),
         (str(PEER), "e"),
         (str(ME), "d"),

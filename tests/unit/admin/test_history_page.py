@@ -1,4 +1,4 @@
-"""Who keeps the hour of the cluster, and what a page shows of nodes that have ended."""
+"""The keeper of the cluster's last hour, and the page of nodes that have ended."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def received(answer: Any) -> list[float]:
 def seen(node: FakeNode, *members: Any) -> None:
     """Let the node see these members."""
     node.view = MembershipView(me=ME, members=members)
-    node.rpc.nodes = [one.node for one in members]
+    node.rpc.nodes = [member.node for member in members]
 
 
 def hour_of(now: float) -> Any:
@@ -97,7 +97,7 @@ async def test_an_empty_hour_of_a_keeper_replaces_nothing(node: FakeNode, admin:
     node.rpc.answers[PEER, "cluster_hour"] = decode_value(encode_value(ClusterHour().saved(now)))
     answer = await history_page.history(admin)
     assert received(answer) == [4]
-    assert [one["node"] for one in answer["ended"]] == [str(LOST)]
+    assert [row["node"] for row in answer["ended"]] == [str(LOST)]
 
 
 @pytest.mark.parametrize(

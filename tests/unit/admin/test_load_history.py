@@ -31,8 +31,8 @@ class Watched:
     def read(self) -> LoadReading:
         self.reads += 1
         copies = Histogram(), Histogram()
-        for copy, own in zip(copies, (self.handled, self.waited), strict=True):
-            copy.add(own)
+        for copy, sums in zip(copies, (self.handled, self.waited), strict=True):
+            copy.add(sums)
         totals = (self.received, 0, 0, 0, 0, 0.0)
         return LoadReading(totals, *copies, (0.0, self.entities, self.busy, 0.0))
 
@@ -104,7 +104,7 @@ def row(number: int, **values: float) -> list[float]:
 
 def shown(hour: ClusterHour, now: float) -> list[dict[str, float]]:
     names = ("ago", "nodes", *COLUMNS)
-    return [dict(zip(names, one, strict=True)) for one in hour.rows(now)]
+    return [dict(zip(names, row, strict=True)) for row in hour.rows(now)]
 
 
 def test_rates_are_added_and_of_loads_the_highest_counts() -> None:
@@ -124,14 +124,14 @@ def test_a_sample_that_is_sent_again_counts_once_and_stays_in_its_step() -> None
     assert hour.asks([ONE, TWO]) == {ONE: 106, TWO: -1}
     # The difference of the clocks is fixed, although this answer came a little later.
     hour.add(ONE, 11.2, 111.75, COLUMNS, [row(106, received=1), row(107, received=1)])
-    assert [one["received"] for one in shown(hour, 12.0)] == [1, 1, 1]
-    assert [one["nodes"] for one in shown(hour, 12.0)] == [1, 1, 1]
+    assert [step["received"] for step in shown(hour, 12.0)] == [1, 1, 1]
+    assert [step["nodes"] for step in shown(hour, 12.0)] == [1, 1, 1]
 
 
 def test_a_step_is_shown_once_every_member_has_sampled_it() -> None:
     hour = ClusterHour()
     hour.add(ONE, 10.0, 10.0, COLUMNS, [row(8), row(9)])
-    assert [one["ago"] for one in shown(hour, 10.5)] == [1.5]
+    assert [step["ago"] for step in shown(hour, 10.5)] == [1.5]
     assert len(shown(hour, 10.7)) == 2
 
 
@@ -142,7 +142,7 @@ def test_the_part_of_a_node_that_has_gone_stays_and_the_node_is_named() -> None:
     assert hour.ended(10.0, [ONE, TWO]) == []
     assert hour.asks([ONE]) == {ONE: 7}
     hour.add(ONE, 11.0, 11.0, COLUMNS, [row(8, received=3)])
-    assert [one["received"] for one in shown(hour, 11.0)] == [6, 3]
+    assert [step["received"] for step in shown(hour, 11.0)] == [6, 3]
     assert hour.ended(11.0, [ONE]) == [(str(TWO), 3.0)]
 
 
@@ -163,8 +163,8 @@ def test_another_node_takes_the_sums_and_adds_each_sample_once() -> None:
     taker.take(509.8, keeper.saved(10.1))
     assert taker.asks([ONE, TWO]) == {ONE: 106, TWO: 7}
     taker.add(ONE, 510.8, 111.4, COLUMNS, [row(106, received=1), row(107, received=1)])
-    assert [one["received"] for one in shown(taker, 511.0)] == [3, 3]
-    assert [one["nodes"] for one in shown(taker, 511.0)] == [2, 2]
+    assert [step["received"] for step in shown(taker, 511.0)] == [3, 3]
+    assert [step["nodes"] for step in shown(taker, 511.0)] == [2, 2]
     assert taker.rows(511.0)[0][0] == 4.0
     assert taker.ended(511.0, [ONE]) == [(str(TWO), 3.0)]
     assert len(keeper.rows(11.0)) == 2, "the keeper's are its own"

@@ -96,7 +96,7 @@ async def test_the_maps_of_several_types_come_together() -> None:
     node.rpc.answers[ME, "shard_map"] = MAP
     pages = pages_of(node)
     page: Any = await overviews.shard_maps(pages, (f"{PAGE}=", f"{PAGE}=3.1"))
-    assert [one["shards"] for one in page["maps"]] == [["1"], None]
+    assert [map_["shards"] for map_ in page["maps"]] == [["1"], None]
     assert node.rpc.asked.count((ME, "shard_map", PAGE, "")) == 1
     with pytest.raises(UnknownEntityType):
         await overviews.shard_maps(pages, ("none=3.1",))

@@ -1,5 +1,5 @@
-"""The pages of a node: what they show of its own state, of answers that come, and of answers that
-do not; and which commands are refused."""
+"""The pages of a node: its own state, answers that come, and missing answers; and the commands that
+are refused."""
 
 from __future__ import annotations
 
@@ -116,14 +116,14 @@ async def test_members_that_do_not_answer_have_empty_counts(node: FakeNode, page
 
 async def test_types_show_their_layout_and_what_runs_here(pages: Any) -> None:
     [row] = (await cluster_pages.types(pages))["types"]  # type: ignore[misc]
-    wanted = {
+    expected = {
         "type": PAGE,
         "shards": 3,
         "layout": "crc32/3",
         "entities_here": 2,
         "state_bytes_here": 250,
     }
-    assert wanted.items() <= row.items()
+    assert expected.items() <= row.items()
     assert row["state_bytes_here"] == 250
     assert (row["coordinator"], row["active_entity_limit"]) == (str(ME), 500)
 
@@ -382,7 +382,7 @@ async def test_a_node_that_rejoins_is_not_ready_and_says_for_what_it_waits(
 async def test_readiness_shows_a_store_that_fails_and_stays_ready(
     node: FakeNode, pages: Any
 ) -> None:
-    """All nodes would go out of service at once, with what they have in memory."""
+    """All nodes would go out of service at once, with their memory."""
     assert "store" not in readiness(pages)
     node.states.silent_ago, node.states.silent_because = 3.2, "no answer"
     store = readiness(pages)["store"]
@@ -491,17 +491,17 @@ async def test_findings_are_made_from_what_all_members_say(node: FakeNode, pages
     node.store = MemoryStore()
     await node.store.start()
     fake: Any = node
-    own = Administration(fake)
-    node.rpc.answers[ME, "checkup"] = answer_checkup(own)
-    node.rpc.answers[PEER, "checkup"] = answer_checkup(own) | {"suspended": "suspended, because"}
-    node.rpc.answers[ME, "table"] = answer_table(own, PAGE)
+    admin = Administration(fake)
+    node.rpc.answers[ME, "checkup"] = answer_checkup(admin)
+    node.rpc.answers[PEER, "checkup"] = answer_checkup(admin) | {"suspended": "suspended, because"}
+    node.rpc.answers[ME, "table"] = answer_table(admin, PAGE)
     node.rpc.answers[PEER, "losses"] = [["n:1#01", 5.0, "keep-majority: 2 of 3", {PAGE: [4, 4]}]]
     page: Any = await finding_pages.findings(pages)
-    found = {group["check"]: group["subjects"] for group in page["findings"]}
-    assert found["suspended"] == [str(PEER)]
-    assert found["unreachable"] == [str(LOST)]
-    assert found["state-unreadable"] == ["7"]
-    assert not {"not-up", "no-coordinator", "not-registered", "page"} & set(found)
+    by_check = {group["check"]: group["subjects"] for group in page["findings"]}
+    assert by_check["suspended"] == [str(PEER)]
+    assert by_check["unreachable"] == [str(LOST)]
+    assert by_check["state-unreadable"] == ["7"]
+    assert not {"not-up", "no-coordinator", "not-registered", "page"} & set(by_check)
     [lost] = page["lost"]
     assert (lost["node"], lost["by"], lost["shards"][PAGE]["homed"]) == ("n:1#01", str(PEER), 4)
     assert (page["members"], page["types"], page["shards"]) == (3, 1, 2)
@@ -598,8 +598,8 @@ async def test_the_last_open_member_stays_open(
         assert node.posted == []
     else:
         await command(pages, target)
-        wanted = ME if target == "self" else PEER
-        assert node.posted == [cluster.SetService(wanted, service)]
+        target_node = ME if target == "self" else PEER
+        assert node.posted == [cluster.SetService(target_node, service)]
 
 
 async def test_a_member_that_leaves_takes_no_shards(node: FakeNode, pages: Any) -> None:
@@ -658,12 +658,12 @@ async def test_a_limit_is_set_on_one_node_or_on_all(node: FakeNode, pages: Any) 
 
 async def test_keys_are_read_again_on_one_node_or_on_all(node: FakeNode, pages: Any) -> None:
     node.rpc.answers |= {(ME, "reload_keys"): [True, ["k"], ""]}
-    wanted = [{"node": str(ME), "changed": True, "keys": ["k"], "error": ""}]
+    expected = [{"node": str(ME), "changed": True, "keys": ["k"], "error": ""}]
     assert await member_pages.reload_keys(pages, None) == {
-        "nodes": wanted,
+        "nodes": expected,
         "silent": [str(PEER), str(LOST)],
     }
-    assert await member_pages.reload_keys(pages, "self") == {"nodes": wanted, "silent": []}
+    assert await member_pages.reload_keys(pages, "self") == {"nodes": expected, "silent": []}
     assert await member_pages.reload_keys(pages, str(PEER)) == {"nodes": [], "silent": [str(PEER)]}
 
 
@@ -723,8 +723,8 @@ async def test_commands_about_nothing_are_refused(pages: Any) -> None:
 
 async def test_the_page_of_loads_asks_a_few_nodes_and_names_those_that_no_answer_is_about() -> None:
     node = FakeNode()
-    own, other = [0.5, 0.01, 1e6, 0.0, 3.0, 7.0], [0.1, 0.0, 2e6, 0.0, 0.0, 1.0]
-    node.rpc.answers[ME, "vitals"] = [[str(ME), own, 0.0], [str(PEER), other, 0.25]]
+    first, other = [0.5, 0.01, 1e6, 0.0, 3.0, 7.0], [0.1, 0.0, 2e6, 0.0, 0.0, 1.0]
+    node.rpc.answers[ME, "vitals"] = [[str(ME), first, 0.0], [str(PEER), other, 0.25]]
     page = await shard_pages.load(Administration(node))
     assert page["unseen"] == [str(LOST)]
     assert page["looks"] == 1

@@ -16,14 +16,14 @@ def test_a_row_has_key_value_and_origin() -> None:
     rows = {row["setting"]: row for row in rows_of(load(layers), origins(layers))}
     assert rows["node.port"] == {"setting": "node.port", "value": 7, "origin": "--set node.port"}
     assert rows["node.host"]["origin"] == "default"
-    own = rows["sharding.types.page.retry_interval"]
-    assert (own["value"], own["origin"]) == (3.0, "--set sharding.types.page.retry_interval")
+    port = rows["sharding.types.page.retry_interval"]
+    assert (port["value"], port["origin"]) == (3.0, "--set sharding.types.page.retry_interval")
     assert SUSPEND_AFTER in rows
 
 
 def test_without_origins_what_differs_was_set_by_the_application() -> None:
-    found = rows_of(Settings(node=NodeSettings(zone="east")), None)
-    assert [row["setting"] for row in found if row["origin"] == APPLICATION] == ["node.zone"]
+    rows = rows_of(Settings(node=NodeSettings(zone="east")), None)
+    assert [row["setting"] for row in rows if row["origin"] == APPLICATION] == ["node.zone"]
 
 
 def test_secrets_are_masked() -> None:

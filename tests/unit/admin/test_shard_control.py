@@ -1,4 +1,4 @@
-"""Commands to coordinators: what is asked, what is refused before, and refusals that come back."""
+"""Commands to coordinators: questions, early refusals, and refusals that come back."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_a_refusal_of_the_coordinator_is_raised_as_it_was_there(
 
 
 @pytest.mark.parametrize(
-    ("named", "asked"),
+    ("named", "request"),
     [
         ({}, ("rebalance",)),
         ({"paused": True}, ("slow", True, None)),
@@ -99,10 +99,10 @@ async def test_a_refusal_of_the_coordinator_is_raised_as_it_was_there(
         ({"moves": 0}, ("slow", None, 0)),
     ],
 )
-async def test_rebalancing_is_checked_paused_or_bounded(named: Any, asked: Any) -> None:
+async def test_rebalancing_is_checked_paused_or_bounded(named: Any, request: Any) -> None:
     around = Around({"paused": False})
     assert await around.control.rebalance(PAGE, **named) == {"paused": False}
-    assert around.asked == [asked]
+    assert around.asked == [request]
 
 
 async def test_shards_are_stopped_once_each() -> None:
@@ -113,9 +113,9 @@ async def test_shards_are_stopped_once_each() -> None:
 
 async def test_places_are_read_and_set() -> None:
     around = Around({"places": {"1": "b:7355"}})
-    wanted = {"1": Address("b", 7355)}
-    assert await around.control.places(PAGE) == wanted
-    assert await around.control.place(PAGE, {"1": Address("b", 7355), "2": None}) == wanted
+    places = {"1": Address("b", 7355)}
+    assert await around.control.places(PAGE) == places
+    assert await around.control.place(PAGE, {"1": Address("b", 7355), "2": None}) == places
     assert around.asked == [("places",), ("place", {"1": "b:7355", "2": ""})]
 
 

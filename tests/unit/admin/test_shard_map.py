@@ -28,8 +28,8 @@ def test_a_reader_with_the_version_gets_no_columns_until_the_map_changes() -> No
     first = maps.of("t", driver.coordinator, "", driver.now)
     assert first["states"].count("h") == 1
     assert home.shard in first["shards"]
-    known = maps.of("t", driver.coordinator, first["version"], driver.now)
-    assert known == {"epoch": first["epoch"], "version": first["version"]}
+    current = maps.of("t", driver.coordinator, first["version"], driver.now)
+    assert current == {"epoch": first["epoch"], "version": first["version"]}
     ack(driver, A, home)
     ack(driver, B, home)
     stops(driver, home)
@@ -62,6 +62,6 @@ def test_every_type_has_versions_of_its_own() -> None:
     driver = CoordinatorDriver(live=(A,))
     move(driver)
     maps = ShardMaps()
-    one = maps.of("t", driver.coordinator, "", driver.now)
-    other = maps.of("u", driver.coordinator, one["version"], driver.now)
+    first = maps.of("t", driver.coordinator, "", driver.now)
+    other = maps.of("u", driver.coordinator, first["version"], driver.now)
     assert "shards" in other

@@ -52,8 +52,8 @@ async def test_a_failure_is_told_to_all_and_not_kept() -> None:
     source = Source()
     source.failure = Refused("not now")
     shared = SharedAnswer(source.make, 60.0)
-    found = await asyncio.gather(*(shared.get() for _ in range(3)), return_exceptions=True)
-    assert [str(one) for one in found] == ["not now"] * 3
+    outcomes = await asyncio.gather(*(shared.get() for _ in range(3)), return_exceptions=True)
+    assert [str(error) for error in outcomes] == ["not now"] * 3
     source.failure = None
     assert await shared.get() == 2
 

@@ -1,4 +1,4 @@
-"""The truth table of causes: what is known about an entity, and what makes it slow."""
+"""The truth table of causes: facts about an entity, and the cause of its slowness."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def with_store(figures: EntityFigures, **changes: Any) -> EntityFigures:
 
 
 def names(place: EntityPlace, figures: EntityFigures | None) -> list[str]:
-    return [one.cause for one in causes(place, figures)]
+    return [finding.cause for finding in causes(place, figures)]
 
 
 def test_N21_nothing_is_slow_where_every_figure_is_low() -> None:
@@ -80,10 +80,10 @@ def test_N21_nothing_is_slow_where_every_figure_is_low() -> None:
 def test_N21_what_keeps_messages_from_the_entity_stops_all(
     place: EntityPlace, cause: str, words: str
 ) -> None:
-    [found] = causes(place, None)
-    assert (found.cause, found.seconds) == (cause, None)
-    assert words in found.text
-    assert found.remedy
+    [finding] = causes(place, None)
+    assert (finding.cause, finding.seconds) == (cause, None)
+    assert words in finding.text
+    assert finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -110,10 +110,10 @@ def test_N21_what_keeps_messages_from_the_entity_stops_all(
     ],
 )  # fmt: skip
 def test_N21_each_figure_has_its_cause(figures: EntityFigures, cause: str, words: str) -> None:
-    found = causes(HOME, figures)
-    assert found[0].cause == cause
-    assert words in found[0].text
-    assert found[0].remedy
+    all_causes = causes(HOME, figures)
+    assert all_causes[0].cause == cause
+    assert words in all_causes[0].text
+    assert all_causes[0].remedy
 
 
 def test_what_stops_every_message_comes_before_what_delays_them() -> None:

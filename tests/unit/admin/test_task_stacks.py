@@ -42,7 +42,7 @@ async def deep(gate: asyncio.Event, depth: int) -> None:
 async def running(*coroutines: Any) -> AsyncIterator[list[asyncio.Task[Any]]]:
     """Tasks that have run up to where they wait."""
     names = (f"reader {n}" for n in range(len(coroutines)))
-    tasks = [asyncio.create_task(one, name=name) for one, name in zip(coroutines, names)]  # noqa: B905
+    tasks = [asyncio.create_task(work, name=name) for work, name in zip(coroutines, names)]  # noqa: B905
     await asyncio.sleep(0)
     try:
         yield tasks
@@ -58,8 +58,8 @@ async def listed() -> dict[str, Any]:
 
 def group_of(page: dict[str, Any], function: str) -> dict[str, Any]:
     """Return the only group with this function in its stack."""
-    [found] = [g for g in page["groups"] if any(function in place for place in g["stack"])]
-    return dict(found)
+    [group] = [g for g in page["groups"] if any(function in place for place in g["stack"])]
+    return dict(group)
 
 
 async def test_tasks_at_one_place_are_one_group_with_some_names() -> None:
@@ -108,8 +108,8 @@ async def test_states_and_what_a_task_waits_for() -> None:
     assert group_of(page, "of_another")["waits_for"] == "Task"
     assert group_of(page, "stubborn")["state"] == "ending"
     assert [g["names"] for g in page["groups"] if g["state"] == "ready"] == [["fresh"]]
-    [own] = [g for g in page["groups"] if g["state"] == "running"]
-    assert "test_states" in own["stack"][0]
+    [group] = [g for g in page["groups"] if g["state"] == "running"]
+    assert "test_states" in group["stack"][0]
 
 
 async def test_long_stacks_keep_their_innermost_places(

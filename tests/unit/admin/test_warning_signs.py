@@ -241,30 +241,30 @@ def test_what_does_no_harm_is_no_sign(harmless: Sign) -> None:
 def test_a_warning_says_what_and_where() -> None:
     picture = healthy()
     hot_entity(picture)
-    [found] = warning_signs(picture)
-    assert found.what == f"of shard 1 gets 86% of the messages on {B}, which is 90% busy"
+    [sign] = warning_signs(picture)
+    assert sign.what == f"of shard 1 gets 86% of the messages on {B}, which is 90% busy"
     picture = healthy()
     update(member(picture, 0), store_clock=3600.0)
-    [found] = warning_signs(picture)
-    assert found.what == "has a clock that is 3600 s behind it"
+    [sign] = warning_signs(picture)
+    assert sign.what == "has a clock that is 3600 s behind it"
 
 
 def test_an_outbox_is_named_with_its_receiver_and_its_producer() -> None:
     picture = healthy()
     outboxes(picture, 3600.0)
-    [found] = warning_signs(picture)
-    assert found.what == (
+    [sign] = warning_signs(picture)
+    assert sign.what == (
         "has 3 messages, the first for 3600 s, to page 'p'; which no process has open"
     )
     picture.outboxes["outboxes"][0]["open"] = True
-    [found] = warning_signs(picture)
-    assert found.what.endswith("; open in client#1")
+    [sign] = warning_signs(picture)
+    assert sign.what.endswith("; open in client#1")
 
 
 def test_the_outboxes_that_wait_longest_are_named() -> None:
     picture = healthy()
     outboxes(picture, *(1000.0 - n for n in range(50)))
-    subjects = [found.subject for found in warning_signs(picture)]
+    subjects = [sign.subject for sign in warning_signs(picture)]
     assert subjects == [f"outbox-{n}" for n in range(signs.OUTBOXES_NAMED)]
 
 
@@ -272,9 +272,9 @@ def test_the_last_poison_of_an_entity_is_named() -> None:
     picture = healthy()
     poison(picture, 0, 90.0, 20.0)
     poison(picture, 1, 50.0)
-    [found] = warning_signs(picture)
+    [sign] = warning_signs(picture)
     what = f"has skipped a delivery to m1 on {A}, from client#1: its handler failed each time"
-    assert found.what == what
+    assert sign.what == what
 
 
 def test_signs_and_faults_do_not_repeat_each_other() -> None:

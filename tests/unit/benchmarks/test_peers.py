@@ -1,4 +1,4 @@
-"""What `benchmarks.peers` and `benchmarks.report` make of lines whose figures are known."""
+"""The results of `benchmarks.peers` and `benchmarks.report` for lines whose figures are known."""
 
 from __future__ import annotations
 
@@ -73,16 +73,16 @@ def test_the_page_has_the_marks_and_the_plot_its_bars() -> None:
     assert len(rows) > 10
     assert all(row.ratios for row in rows)
     picture = ElementTree.fromstring(drawn([(row.what, row.ratios) for row in rows]))
-    bars = [found for found in picture.iter() if found.tag.endswith("rect")]
-    wanted = sum(figure in row.ratios for row in rows for _, _, figure, _, _ in PANELS)
-    assert len(bars) == 1 + wanted
+    bars = [element for element in picture.iter() if element.tag.endswith("rect")]
+    expected = sum(figure in row.ratios for row in rows for _, _, figure, _, _ in PANELS)
+    assert len(bars) == 1 + expected
 
 
 def test_a_report_has_a_row_for_each_figure_that_there_is() -> None:
     def line(name: str, value: float, **parameters: object) -> str:
         return json.dumps({"name": name, "value": value, "parameters": parameters})
 
-    found = report.read(
+    lines = report.read(
         [
             line("shardbus/tell", 100.0, payload=64),
             line("shardbus/tell", 300.0, payload=64),
@@ -93,7 +93,7 @@ def test_a_report_has_a_row_for_each_figure_that_there_is() -> None:
             line("sizes/tell_ratio", 0.25, payload=1_024),
         ]
     )
-    main, single, sizes = report.tables(found).split("\n\n")
+    main, single, sizes = report.tables(lines).split("\n\n")
     assert main.splitlines()[2:] == ["| tells a second | 200 | 50,000 (`raw_batched`) | 0.50 x |"]
     assert single.splitlines()[2:] == ["| `/metrics` read once a second: fewer tells by | 2 % |"]
     assert sizes.splitlines()[2:] == ["| 1,024 | 7 | 0.25 x |  |  |"]

@@ -1,4 +1,4 @@
-"""What `benchmarks.splits` counts, from rows whose answer is known."""
+"""The counts of `benchmarks.splits`, from rows whose answer is known."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_takeover_ends_with_a_survivors_first_message() -> None:
 def test_a_pause_is_a_silence_that_begins_in_the_split() -> None:
     busy = [row(1, n / 10) for n in range(100)]
     assert judge.pause(busy, 1, 2 * S, 5 * S) is None
-    quiet = [one for one in busy if not 4.05 * S < one.at < 7.05 * S]
+    quiet = [busy_row for busy_row in busy if not 4.05 * S < busy_row.at < 7.05 * S]
     assert judge.pause(quiet, 1, 2 * S, 9 * S) == (4 * S, int(7.1 * S))
     assert judge.pause(busy, 1, 2 * S, 12 * S) == (int(9.9 * S), 0)
 
@@ -68,8 +68,8 @@ def test_what_a_process_handles_after_a_moment_is_counted() -> None:
 
 def test_what_no_node_handled_is_missing_and_what_two_did_is_repeated() -> None:
     rows = [row(1, 1.0), row(2, 1.0), row(1, 1.0, end=1), row(1, 2.0)]
-    told = [judge.Told(1, seq, 1) for seq in (1000, 2000, 3000)]
-    assert judge.missing(told, rows) == [told[2]]
+    tells = [judge.Told(1, seq, 1) for seq in (1000, 2000, 3000)]
+    assert judge.missing(tells, rows) == [tells[2]]
     assert judge.repeated(rows) == 1
 
 
@@ -91,10 +91,10 @@ def test_a_loss_has_a_reason_or_is_unexplained(
     of the second."""
     rows = [row(1, n / 10) for n in range(40)] + [row(2, n / 10, 2) for n in range(40)]
     nodes: Any = [SimpleNamespace(process=SimpleNamespace(pid=pid)) for pid in (1, 2)]
-    told = [judge.Told(1, 9000, 1), judge.Told(1, 9001, 2), judge.Told(1, 9002, 2)]
-    found = splits.judged(rows, S, 3 * S, gone, nodes, told, Counter(dropped))
-    assert found["lost_by_reason"] == reasons
-    assert (found["lost"], found["ended"]) == (3, len(gone))
+    tells = [judge.Told(1, 9000, 1), judge.Told(1, 9001, 2), judge.Told(1, 9002, 2)]
+    verdict = splits.judged(rows, S, 3 * S, gone, nodes, tells, Counter(dropped))
+    assert verdict["lost_by_reason"] == reasons
+    assert (verdict["lost"], verdict["ended"]) == (3, len(gone))
 
 
 def test_rows_are_read_from_where_reading_ended(tmp_path: Path) -> None:
@@ -106,17 +106,17 @@ def test_rows_are_read_from_where_reading_ended(tmp_path: Path) -> None:
 
 
 def test_the_sum_has_the_worst_times_and_all_counts() -> None:
-    one = {
+    first = {
         "shape": "two", "strategy": "down-all", "ended": 2, "overlaps": 1, "told": 5, "lost": 1,
         "repeated": 0,
         "overlap_s": 0.5, "suspend_s": 4.0, "failover_s": None, "resume_s": None,
         "lost_by_reason": {"stopped": 1},
     }  # fmt: skip
-    other = one | {"shape": "stopped", "woken": 3, "failover_s": 9.0, "suspend_s": 2.0}
-    found = splits.summed([one, other])
-    assert (found["overlaps"], found["woken"], found["lost_by_reason"]) == (
+    other = first | {"shape": "stopped", "woken": 3, "failover_s": 9.0, "suspend_s": 2.0}
+    total = splits.summed([first, other])
+    assert (total["overlaps"], total["woken"], total["lost_by_reason"]) == (
         2,
         3,
         Counter(stopped=2),
     )
-    assert (found["suspend_s"], found["failover_s"], found["resume_s"]) == (4.0, 9.0, None)
+    assert (total["suspend_s"], total["failover_s"], total["resume_s"]) == (4.0, 9.0, None)

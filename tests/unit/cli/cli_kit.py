@@ -154,8 +154,8 @@ class FakeNode(PageDouble):
         passing = group | {"what": "may be gone", "confirmed": False}
         lost = {"node": "10.0.0.8:1#1", "at": "2026-01-02", "by": None, "why": "", "shards": {}}
         counts = {"members": 2, "types": 2, "shards": 101}
-        found = {"findings": [group, passing], "lost": [lost], "failures": []}
-        return {"cluster": "shop", **counts, **found}
+        page = {"findings": [group, passing], "lost": [lost], "failures": []}
+        return {"cluster": "shop", **counts, **page}
 
     async def types(self) -> Json:
         return {
@@ -257,8 +257,8 @@ class FakeNode(PageDouble):
         ]
         moves = [{"shard": s, "from": ME, "to": "new-1:1#0"} for s in "13"]
         rounds = 1 if add or not remove else 0
-        found = {"type": type, "moves": moves, "nodes": rows, "rounds": rounds, "settled": add < 5}
-        return found | {"held": "an operator has paused it" if add else ""}
+        page = {"type": type, "moves": moves, "nodes": rows, "rounds": rounds, "settled": add < 5}
+        return page | {"held": "an operator has paused it" if add else ""}
 
     async def places(self, type: str) -> Json:
         return {"type": type, "places": [{"shard": "7", "place": "10.0.0.3:1", "node": None}]}
@@ -335,7 +335,7 @@ class FakeNode(PageDouble):
 
 
 class Shell:
-    """Runs commands in this process and keeps what they wrote."""
+    """Runs commands in this process and keeps their output."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys

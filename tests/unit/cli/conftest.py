@@ -47,7 +47,7 @@ def strict(app: ASGIApp) -> ASGIApp:
         if scope["type"] == "http":
             sent = parse_qs(scope["query_string"].decode(), keep_blank_values=True)
             pages = [page for page in PAGES if scope["path"].startswith(page.prefix)]
-            declared = {one.name for page in pages for one in page.parameters}
+            declared = {parameter.name for page in pages for parameter in page.parameters}
             assert set(sent) <= {*declared, "verbose"}, (scope["path"], sent)
         await app(scope, receive, send)
 

@@ -27,7 +27,7 @@ TAKES_APP = {
     "state check": STORE,
     "data migrate": STORE,
 }
-"""Commands with an argument APP, and what else they need."""
+"""Commands with an argument APP, and their other needs."""
 BY_NODE = {
     "state list": ("counter", *STORE),
     "state show": ("counter", "a", *STORE),
@@ -69,8 +69,8 @@ def leaves(command: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     inner = getattr(command, "commands", None)
     if inner is None:
         yield path, command
-    for name, one in (inner or {}).items():
-        yield from leaves(one, f"{path} {name}".strip())
+    for name, subcommand in (inner or {}).items():
+        yield from leaves(subcommand, f"{path} {name}".strip())
 
 
 LEAVES = dict(leaves(typer.main.get_command(command_line())))
@@ -81,8 +81,8 @@ def having(option: str) -> set[str]:
     return {
         path
         for path, command in LEAVES.items()
-        for one in command.params
-        if option in (*one.opts, getattr(one, "metavar", None))
+        for parameter in command.params
+        if option in (*parameter.opts, getattr(parameter, "metavar", None))
     }
 
 
@@ -93,15 +93,15 @@ def test_each_command_with_an_application_or_a_cluster_is_in_these_tables() -> N
 
 
 class Types(dict[str, Any]):
-    """Any type, if it is asked for."""
+    """Any type, on request."""
 
     def get(self, name: str, default: object = None) -> Any:
         return SimpleNamespace(states=SimpleNamespace(of_plain=lambda value: b""))
 
 
 class Used:
-    """What commands have used: the applications that they would load, and the clusters whose store
-    they would open. Nothing is loaded or opened."""
+    """The resources that commands have used: the applications that they would load, and the
+    clusters whose store they would open. Nothing is loaded or opened."""
 
     def __init__(self) -> None:
         self.app: str | None = None
@@ -220,11 +220,11 @@ def test_each_command_finds_its_cluster_by_each_way(
         words += use()
         if command == "state check" and name == "a node":
             continue  # it needs an application
-        found = cluster_used(shell, place, command, *words)
+        cluster = cluster_used(shell, place, command, *words)
         if name == "a node" and command in STOPPED:
-            assert (found, "cluster 'a node' runs" in shell.err) == (None, True)
+            assert (cluster, "cluster 'a node' runs" in shell.err) == (None, True)
         else:
-            assert found == name, shell.err
+            assert cluster == name, shell.err
 
 
 @pytest.mark.parametrize("command", {**BY_NODE, **BY_APP})

@@ -18,12 +18,12 @@ from tests.waiting import PATIENCE_S
 
 def names(*words: str) -> list[str] | None:
     """The candidates for the last word."""
-    found = candidates(list(words[:-1]), words[-1])
-    return None if found is None else [name for name, _ in found]
+    words_found = candidates(list(words[:-1]), words[-1])
+    return None if words_found is None else [name for name, _ in words_found]
 
 
 @pytest.mark.parametrize(
-    ("words", "found"),
+    ("words", "completions"),
     [
         (("",), list(COMMANDS)),
         (("sta",), ["state"]),
@@ -41,8 +41,8 @@ def names(*words: str) -> list[str] | None:
         (("nodez", ""), []),
     ],
 )
-def test_a_word_is_completed_by_its_place(words: tuple[str, ...], found: list[str]) -> None:
-    assert names(*words) == found
+def test_a_word_is_completed_by_its_place(words: tuple[str, ...], completions: list[str]) -> None:
+    assert names(*words) == completions
 
 
 @pytest.mark.parametrize(
@@ -66,12 +66,12 @@ def test_each_page_of_help_is_read_whole() -> None:
     for path, text in pages().items():
         page = HelpPage(text)
         assert "--help" in page.options, path
-        below = {one.rpartition(" ")[2] for one in pages() if one.rpartition(" ")[0] == path}
+        below = {name.rpartition(" ")[2] for name in pages() if name.rpartition(" ")[0] == path}
         assert set(page.commands) == below, path
 
 
 @pytest.mark.parametrize(
-    ("words", "found"),
+    ("words", "completions"),
     [
         (("shards", ""), ["counter", "book"]),
         (("explain", "cou"), ["counter"]),
@@ -81,9 +81,9 @@ def test_each_page_of_help_is_read_whole() -> None:
     ],
 )
 def test_types_and_nodes_are_those_of_the_node(
-    url: str, words: tuple[str, ...], found: list[str]
+    url: str, words: tuple[str, ...], completions: list[str]
 ) -> None:
-    assert names(*words) == found
+    assert names(*words) == completions
 
 
 def test_a_node_that_the_line_names_is_asked(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,5 +192,5 @@ def test_the_script_works_in_its_shell(shell: str, tmp_path: Path) -> None:
         check=False,
         env={**os.environ, "PATH": path, "HOME": str(tmp_path)},
     )
-    found = [one.split(":")[0].split("\t")[0] for one in done.stdout.splitlines()]
-    assert found == ["--gossip-port"], done.stderr
+    words = [candidate.split(":")[0].split("\t")[0] for candidate in done.stdout.splitlines()]
+    assert words == ["--gossip-port"], done.stderr

@@ -134,7 +134,7 @@ def test_config_show_names_the_origin_of_each_value_and_no_secret(shell, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("given", "value", "origin"),
+    ("settings", "value", "origin"),
     [
         ((), 4.0, "4/5 of cluster.downing.stable_after (default)"),
         (
@@ -150,8 +150,8 @@ def test_config_show_names_the_origin_of_each_value_and_no_secret(shell, monkeyp
         ),
     ],
 )
-def test_config_show_derives_when_a_node_suspends(shell, given, value, origin):
-    words = [word for one in given for word in ("--set", one)]
+def test_config_show_derives_when_a_node_suspends(shell, settings, value, origin):
+    words = [word for setting in settings for word in ("--set", setting)]
     assert shell("config", "show", "--origin", "--json", *words) == ExitCode.OK
     answer = json.loads(shell.out)
     assert answer["settings"]["cluster.suspend_after"] == pytest.approx(value)

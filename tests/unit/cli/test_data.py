@@ -1,4 +1,4 @@
-"""`data show`, `data remove`, `data repair` and `data migrate`: what no running node may lose."""
+"""`data show`, `data remove`, `data repair` and `data migrate`: no running node loses a row."""
 
 from __future__ import annotations
 
@@ -137,8 +137,8 @@ def test_data_is_repaired_only_while_no_node_runs(shell, stored):
         assert shell("doctor", *stored.words, "--cluster", "shop", *NO_NODE) != ExitCode.OK
         assert "stored-damaged: counter table" in shell.out
     assert shell(*words, "--dry-run", "--json") == ExitCode.UNHEALTHY
-    found = json.loads(shell.out)
-    assert (found["written"], len(found["found"]["counter"])) == (False, 1)
+    result = json.loads(shell.out)
+    assert (result["written"], len(result["found"]["counter"])) == (False, 1)
     assert shell(*words) == ExitCode.OK
     assert shell(*words, "--dry-run") == ExitCode.OK
     assert shell.out == "counter: nothing is wrong\n"
@@ -182,7 +182,7 @@ class Cart(Entity):
 
 
 def version_1(redis_server: RedisServer, db: int, port: int) -> None:
-    """Write what an earlier release has left: a cart, and a node that listens at this port."""
+    """Write the rows of an earlier release: a cart, and a node that listens at this port."""
     v = b"%019d" % 7 + b"a" * 10 + b"0" * 15
     with redis_server.client(db) as client:
         client.hset("shardbus:shop:probe", "mark", "0123")
@@ -211,9 +211,9 @@ def test_states_are_moved_only_while_no_node_runs(shell, redis_server, redis_url
         assert shell(*named) == ExitCode.REFUSED, "the registry was moved, too"
     (tmp_path / "carts.py").write_text(APP)
     assert shell("data", "migrate", str(tmp_path / "carts.py"), *words[2:], "--json") == ExitCode.OK
-    found = json.loads(shell.out)
-    assert found["types"]["cart"]["to"] == "crc32/20"
-    assert (found["moved"], found["cluster"]) == (found["types"]["cart"]["misplaced"], "shop")
+    result = json.loads(shell.out)
+    assert result["types"]["cart"]["to"] == "crc32/20"
+    assert (result["moved"], result["cluster"]) == (result["types"]["cart"]["misplaced"], "shop")
 
     async def read() -> bytes | None:
         store = open_store(redis_url, cluster="shop", timeout=60.0)
@@ -233,7 +233,7 @@ def test_a_store_without_places_has_nothing_to_move(shell, stored):
 
 
 def test_an_import_puts_states_where_nodes_look_for_them(shell, redis_url, tmp_path):
-    """Whatever shards the lines name, which may be those of another layout."""
+    """Whatever shards the lines name, which may belong to another layout."""
     app, lines = tmp_path / "carts.py", tmp_path / "carts.jsonl"
     app.write_text(APP)
     row = {"type": "cart", "id": "c-1", "shard": "999", "version": 1, "state": {"items": 3}}

@@ -1,4 +1,4 @@
-"""The doctor's command: it prints what a node has found, twice."""
+"""The doctor's command: it prints a node's findings, twice."""
 
 from __future__ import annotations
 
@@ -125,8 +125,8 @@ def test_json_has_every_subject_and_nothing_else_is_printed(
 
 
 def test_many_subjects_are_counted() -> None:
-    found = [Finding("moving", "page", str(i), "is handing off") for i in range(40)]
-    [group] = grouped(found)
+    findings = [Finding("moving", "page", str(i), "is handing off") for i in range(40)]
+    [group] = grouped(findings)
     assert len(group["subjects"]) == 40
 
 

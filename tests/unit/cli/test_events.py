@@ -1,4 +1,4 @@
-"""`events`: the last events in order of time, then what is new; it ends cleanly."""
+"""`events`: the last events in order of time, then new ones; it ends cleanly."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def texts(rows: list[Any]) -> list[str]:
     return [row["text"] for row in rows]
 
 
-# What is new
+# New events
 
 
 def test_an_event_is_taken_once_however_often_it_is_answered() -> None:
@@ -59,7 +59,7 @@ def test_what_is_too_young_comes_with_a_later_answer_in_its_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "taken"),
+    ("matched", "taken"),
     [
         (EventFilter(), [1, 2, 3]),
         (EventFilter(names=frozenset({"memberup"})), [1]),
@@ -72,14 +72,14 @@ def test_what_is_too_young_comes_with_a_later_answer_in_its_place() -> None:
     ],
 )
 def test_events_are_chosen_by_name_by_type_and_by_node(
-    wanted: EventFilter, taken: list[int]
+    matched: EventFilter, taken: list[int]
 ) -> None:
     rows = [
         event(0, A, 1),
         event(1, A, 2, "rebalance", type="page"),
         event(2, B, 3, "LeaderChanged"),
     ]
-    new = NewEvents(wanted, every=True)
+    new = NewEvents(matched, every=True)
     assert [row["number"] for row in new.take(answer(9, *rows), hold=True)] == taken
 
 
@@ -91,8 +91,8 @@ def test_what_several_nodes_saw_is_told_once_to_people_and_each_time_to_programs
     assert texts(people.take(answer(9, *rows), hold=True)) == ["b is up", "3 shards", "3 shards"]
     again = event(REPEAT_S + 1, A, 3, text="b is up")
     assert people.take(answer(REPEAT_S + 9, again), hold=True) == [again]
-    one = NewEvents(EventFilter(seen_by=B), every=False)
-    assert len(one.take(answer(9, *rows), hold=True)) == 2
+    events = NewEvents(EventFilter(seen_by=B), every=False)
+    assert len(events.take(answer(9, *rows), hold=True)) == 2
 
 
 def test_a_hostile_text_stays_on_its_line() -> None:
@@ -116,10 +116,10 @@ class Answers:
         if path[-1] == "nodes":
             return {"nodes": [{"node": A, "http": "a:1"}]}
         self.asked.append((node.url, query))
-        found = self.answers.pop(0)
-        if isinstance(found, dict):
-            return found
-        raise found
+        answer = self.answers.pop(0)
+        if isinstance(answer, dict):
+            return answer
+        raise answer
 
 
 @pytest.fixture

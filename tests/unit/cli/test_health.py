@@ -24,7 +24,7 @@ code = run(sys.argv[1:])
 print(code, *sorted(set(sys.modules) - before), file=sys.stderr)
 """
 IMPORTED_MAX = 60
-"""Modules besides those of a bare interpreter: json, re, socket and what these need."""
+"""Modules besides a bare interpreter's: json, re, socket and their imports."""
 HEAVY = {"typer", "rich", "asyncio", "ssl", "email", "http", "urllib", "shardbus", "logging"}
 HEAVY_FOR_HELP = {"rich", "asyncio", "ssl", "http", "shardbus", "zmq", "multiprocessing", "tomllib"}
 
@@ -77,7 +77,7 @@ def full(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def imported(*arguments: str) -> tuple[int, set[str]]:
-    """Run a command in a process of its own. Returns its exit code and what it imported."""
+    """Run a command in a process of its own. Returns its exit code and its imports."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *arguments],
         check=True,
@@ -190,12 +190,12 @@ def test_all_else_is_left_to_the_full_command(arguments: list[str]) -> None:
     ],
 )
 def test_plain_urls(url: str, place: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, int]] = []
+    requests: list[tuple[str, int]] = []
 
     def ask(host: str, port: int, path: str, timeout_s: float) -> tuple[int, str]:
-        asked.append((host, port))
+        requests.append((host, port))
         return 503, BODY
 
     monkeypatch.setattr(health, "_ask", ask)
     assert health.plain(["--node", url]) == ExitCode.UNHEALTHY
-    assert asked == [place]
+    assert requests == [place]

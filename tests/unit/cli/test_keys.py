@@ -74,14 +74,14 @@ def test_a_key_of_its_own_and_its_entry(
     assert cli.run(["keys", "own", "--client", "--secret", str(file), "api", "api.key"]) == 0
     allowed = tmp_path / "allowed.toml"
     allowed.write_text(capsys.readouterr().out)
-    known = {one.name: one for one in read_allowed(allowed).values()}
-    assert {name: one.role for name, one in known.items()} == {
+    by_name = {entry.name: entry for entry in read_allowed(allowed).values()}
+    assert {name: entry.role for name, entry in by_name.items()} == {
         "node-1": Role.NODE,
         "api": Role.CLIENT,
     }
     for name, path in (("node-1", "node.key"), ("api", "api.key")):
         assert stat.S_IMODE((tmp_path / path).stat().st_mode) == 0o600
-        assert KeyPair.of(read_key(tmp_path / path).secret).public == known[name].key
+        assert KeyPair.of(read_key(tmp_path / path).secret).public == by_name[name].key
     assert read_key(tmp_path / "node.key").servers == ()
     assert read_key(tmp_path / "api.key").servers == (Keyring(file).newest.server.public,)
     assert cli.run(["keys", "own", "--client", "api", "other.key"]) == 2

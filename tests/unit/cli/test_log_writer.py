@@ -1,4 +1,5 @@
-"""The writer of logs: nothing waits for a reader that stands still, and what is dropped is told."""
+"""The writer of logs: nothing waits for a reader that stands still, and dropped lines are
+reported."""
 
 from __future__ import annotations
 
@@ -28,12 +29,12 @@ class Pipe:
 
     def read_until(self, text: str) -> list[dict[str, object]]:
         """Read lines until one has the text; blocks while there is none."""
-        found: list[dict[str, object]] = []
+        rows: list[dict[str, object]] = []
         with os.fdopen(os.dup(self.read_end)) as lines:
             for line in lines:
-                found.append(json.loads(line))
-                if text in str(found[-1]["message"]):
-                    return found
+                rows.append(json.loads(line))
+                if text in str(rows[-1]["message"]):
+                    return rows
         raise AssertionError("the pipe was closed")
 
 

@@ -1,4 +1,4 @@
-"""`cordon`, `uncordon`, `drain` and `shutdown-region`: what they wait for, and how they end."""
+"""`cordon`, `uncordon`, `drain` and `shutdown-region`: their waits, and how they end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`node start`, `node leave` and `node down`: what is refused, and why."""
+"""`node start`, `node leave` and `node down`: refusals, with reasons."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ def test_flags_say_the_settings_they_stand_for(shell):
         assert key in declared
         variable = variable_of(key)
         stands = rf"{flag} [A-Z:]+(?:\[:PORT\])? [^\[]*\[default: ([^;]*); env: {variable}\]"
-        found = re.search(stands, text)
-        assert found, flag
-        stated[flag] = found[1]
+        match = re.search(stands, text)
+        assert match, flag
+        stated[flag] = match[1]
     defaults = load()
     assert stated["--host"] == defaults.node.host
     assert stated["--port"] == str(defaults.node.port)

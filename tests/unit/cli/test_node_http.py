@@ -1,4 +1,4 @@
-"""Requests to a node: a URL without a node, a bad URL, and another server are told apart."""
+"""Requests to a node: a URL without a node, a bad URL, and another server are distinguished."""
 
 from __future__ import annotations
 

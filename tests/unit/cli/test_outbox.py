@@ -41,7 +41,7 @@ def test_one_outbox_is_shown_with_its_messages(shell, url, node):
     assert "there may be more: --after 2" in shell.err
     node.stuck = True
     assert shell("outbox", "show", "a/b", "--after", "1", "--json") == ExitCode.OK
-    assert [one["number"] for one in json.loads(shell.out)["messages"]] == [2, 3]
+    assert [message["number"] for message in json.loads(shell.out)["messages"]] == [2, 3]
     assert shell("outbox", "show", "a/b", "--after", "2") == ExitCode.OK
     assert "not open; opened last by client#1/ab" in shell.err
     assert node.acts == [
@@ -101,8 +101,10 @@ def store(tmp_path: Path) -> str:
         outboxes = StoredOutboxes(store, journals, lambda: 1.7e9)
         fence = await outboxes.open("orders", "client#1/ab", 60.0)
         assert fence is not None
-        messages = [OutboxMessage("page", one, "hit", b"\x90") for one in "abc"]
-        await outboxes.append("orders", fence, 0, [encode_message(one) for one in messages], 1)
+        messages = [OutboxMessage("page", entity_id, "hit", b"\x90") for entity_id in "abc"]
+        await outboxes.append(
+            "orders", fence, 0, [encode_message(entity_id) for entity_id in messages], 1
+        )
         await outboxes.close("orders", "client#1/ab", fence, 60.0)
         await outboxes.drop("orders", 2)
         await store.close()

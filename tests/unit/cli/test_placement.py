@@ -35,8 +35,8 @@ def test_B77_rebalancing_is_paused_resumed_and_slowed(shell, url, node, monkeypa
     assert ["moves_at_a_time", "5"] in [line.split() for line in shell.out.splitlines()]
     assert shell("rebalance", "counter", "--moves", "-1") == ExitCode.USAGE
     assert shell("rebalance", "counter", "--pause", "--dry-run") == ExitCode.USAGE
-    told = [(True, None), (False, 5)]
-    assert node.acts == [("rebalance", "counter", *one) for one in told]
+    calls = [(True, None), (False, 5)]
+    assert node.acts == [("rebalance", "counter", *arguments) for arguments in calls]
 
 
 def test_B63_shards_are_stopped_and_waited_for(shell, url, node, monkeypatch):

@@ -71,7 +71,7 @@ def start(program: str, command: str = "node", seconds: float = 3600.0) -> subpr
 
 
 def ended(process: subprocess.Popen[bytes]) -> tuple[int, bytes]:
-    """Return the exit code of a process and the rest of what it has written."""
+    """Return the exit code of a process and the rest of its output."""
     assert process.stdout is not None
     assert process.stderr is not None
     code = process.wait(PATIENCE_S)
@@ -189,7 +189,8 @@ finally: os.write(2, b"unwound ")
 
 
 def test_the_end_is_in_order_whatever_daemon_threads_do(tmp_path: Path) -> None:
-    """As the interpreter would: threads, what `atexit` has, the frames of callers, open files."""
+    """As the interpreter would: threads, the functions of `atexit`, the frames of callers, open
+    files."""
     file = tmp_path / "file"
     process = start(IN_ORDER.format(file=str(file)))
     assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""`report` reads what it can, in bounded time, and writes it all the same."""
+"""`report` reads all that it can, in bounded time, and writes it all the same."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LATER = 2.0**60
 
 
 class Node:
-    """In the place of a node's HTTP: what it answers to each page."""
+    """In the place of a node's HTTP: its answer to each page."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **answers: str | CommandFailure) -> None:
         self.asked: list[str] = []
@@ -31,10 +31,10 @@ class Node:
 
         def get(node: NodeHttp, *path: str, **query: object) -> str:
             self.asked.append(path[-1])
-            found = self.answers.get(path[-1], "{}")
-            if isinstance(found, CommandFailure):
-                raise found
-            return found
+            answer = self.answers.get(path[-1], "{}")
+            if isinstance(answer, CommandFailure):
+                raise answer
+            return answer
 
         monkeypatch.setattr(NodeHttp, "get", get)
         monkeypatch.setattr(NodeHttp, "probe", lambda node, name: (False, get(node, name)))

@@ -1,4 +1,4 @@
-"""A report: bounded, masked, and it says what is missing."""
+"""A report: bounded, masked, and it names missing parts."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_node_has_a_folder_of_harmless_letters() -> None:
 
 def test_the_entities_and_shards_that_findings_name_are_explained() -> None:
     picture = Picture(shards={"page": {}}, checkup={"members": [{"node": NODE, "answered": True}]})
-    found = [
+    places = [
         Finding("hot-entity", "page", "p", "..."),
         Finding("backlog", "page", "p", "..."),
         Finding("backlog", "page", NODE, "..."),
@@ -95,5 +95,5 @@ def test_the_entities_and_shards_that_findings_name_are_explained() -> None:
         Finding("hot-shard", "page", "8", "..."),
     ]
     subjects = [Subject("page", "p"), Subject("page", shard="7"), Subject("page", shard="8")]
-    assert subjects_of(found, picture, 9) == subjects
-    assert subjects_of(found, picture, 2) == subjects[:2]
+    assert subjects_of(places, picture, 9) == subjects
+    assert subjects_of(places, picture, 2) == subjects[:2]

@@ -1,4 +1,4 @@
-"""`tell` and `ask`: what the words mean, and where the message goes."""
+"""`tell` and `ask`: the meaning of the words, and the message's way."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Full(Rejection):
 
 
 class FakeClient:
-    """Remembers what was sent, and answers 42."""
+    """Remembers sent messages, and answers 42."""
 
     last: FakeClient
     buffered = 0

@@ -1,4 +1,4 @@
-"""`state list`, `state show` and `state check`: what entities have saved, from a real store."""
+"""`state list`, `state show` and `state check`: saved states, from a real store."""
 
 from __future__ import annotations
 
@@ -131,8 +131,8 @@ def test_a_check_reads_every_state_by_the_classes_of_an_application(
     assert "cart 'x0', version 9: this class reads versions up to 2" in said
     assert "cart: and 5 more" in said
     assert run(["state", "check", app, "--store", url, "--json"]) == ExitCode.UNHEALTHY
-    found = json.loads(capsys.readouterr().out)["types"]["cart"]
-    assert (found["read"], found["failed"], len(found["unreadable"])) == (3, 25, 20)
+    cart = json.loads(capsys.readouterr().out)["types"]["cart"]
+    assert (cart["read"], cart["failed"], len(cart["unreadable"])) == (3, 25, 20)
 
 
 def test_a_check_of_a_type_without_states_is_refused(
@@ -148,9 +148,9 @@ def states(url: str, kind: str) -> dict[str, bytes | None]:
         store = open_store(url, cluster="shop", timeout=PATIENCE_S)
         await store.start()
         ids, _ = await store.page_stored(kind, "", None, 1000)
-        found = await store.read_states(kind, ids)
+        states = await store.read_states(kind, ids)
         await store.close()
-        return dict(zip(ids, found, strict=True))
+        return dict(zip(ids, states, strict=True))
 
     return asyncio.run(read())
 
@@ -286,8 +286,8 @@ def test_a_line_that_is_no_state_stops_an_import_with_its_number(
         ('{"type": "other", "id": "m", "state": 1}', "line 3: the shard of other 'm' is not known"),
     ):
         file.write_text(f"{good}\n\n{bad}\n", encoding="utf-8")
-        told = run(["state", "import", str(file), "--store", url, "--app", app])
-        assert told == ExitCode.REFUSED
+        error = run(["state", "import", str(file), "--store", url, "--app", app])
+        assert error == ExitCode.REFUSED
         said = capsys.readouterr().err
         assert why in said
         assert said.count("\n") == 1

@@ -104,9 +104,9 @@ def test_on_a_terminal_it_draws_until_ctrl_c_and_gives_the_screen_back(url):
 
 
 def _read_until(terminal: int, text: str, times: int) -> str:
-    """What the terminal shows until this text has come so often."""
-    found = ""
-    while found.count(text) < times:
-        assert select.select([terminal], [], [], PATIENCE_S)[0], found
-        found += os.read(terminal, 65536).decode()
-    return found
+    """The terminal's content until this text has come so often."""
+    output = ""
+    while output.count(text) < times:
+        assert select.select([terminal], [], [], PATIENCE_S)[0], output
+        output += os.read(terminal, 65536).decode()
+    return output

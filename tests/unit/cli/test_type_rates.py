@@ -1,4 +1,4 @@
-"""What the types do between two overviews, or since the start of the nodes."""
+"""The rates of the types between two overviews, or since the start of the nodes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def overview(at: float, **nodes: tuple[int, list[int]]) -> dict[str, Any]:
 
 
 def test_one_overview_has_what_happened_since_the_start() -> None:
-    found = type_rates(None, overview(10.0, a=(100, [98, 1, 1, 0])))
-    assert found == {
+    rates = type_rates(None, overview(10.0, a=(100, [98, 1, 1, 0])))
+    assert rates == {
         "cart": {
             "msg/s": "",
             "failed": 2,

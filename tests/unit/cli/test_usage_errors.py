@@ -1,4 +1,4 @@
-"""Wrong usage: one line that names the command, the option and what to do."""
+"""Wrong usage: one line that names the command, the option and a remedy."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A client without sockets: an endpoint that plays the cluster, on a loop with virtual time.
 
-`World` says which nodes answer, what types there are and where shards live. It answers `Describe`
-and `GetShardHome` as a contact does, and records what every session is given.
+`World` says which nodes answer, the types and where shards live. It answers `Describe`
+and `GetShardHome` as a contact does, and records the messages of every session.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LAYOUT, SHARDS = "crc32/12", 12
 
 
 class FakeSession:
-    """A session that records what it is given. It acknowledges tells at once unless `deaf`."""
+    """A session that records its messages. It acknowledges tells at once unless `deaf`."""
 
     def __init__(self, endpoint: FakeEndpoint, address: Address, node: NodeId | None) -> None:
         self._endpoint, self.address = endpoint, address
@@ -40,12 +40,12 @@ class FakeSession:
         self.unconfirmed: dict[str, int] = {}
         self.sent: list[tuple[str, str]] = []
         self.values: list[object] = []
-        """What the payloads of these messages are."""
+        """The payloads of these messages."""
         self.controls: list[object] = []
         self.answers: list[Any] = []
         self.asks: list[Any] = []
         self._unsent: list[Control] = []
-        """What waits for the session to open."""
+        """Messages that wait for the session to open."""
         self._opening: list[asyncio.Future[None]] = []
         self._drained: list[asyncio.Future[None]] = []
 
@@ -151,7 +151,7 @@ class FakeSession:
 
 
 class FakeEndpoint:
-    """What a client needs of an endpoint."""
+    """The part of an endpoint that a client uses."""
 
     def __init__(
         self,
@@ -257,10 +257,10 @@ class World:
 
     def client(self, *addresses: NodeId, **options: Any) -> AsyncClient:
         """A client that was given the addresses of these nodes, or of all."""
-        given = [f"tcp://{node.address}" for node in addresses or self.members]
+        urls = [f"tcp://{node.address}" for node in addresses or self.members]
         network: Any = object()
         return AsyncClient(
-            *given,
+            *urls,
             cluster="shop",
             environment=lambda: Environment(b"7", network, Random(1)),
             **options,
@@ -274,8 +274,8 @@ class World:
 
     def session(self, node: NodeId) -> FakeSession:
         """The session of the client to this node."""
-        [found] = [s for s in self.endpoint.open_sessions if s.address == node.address]
-        return found
+        [session] = [s for s in self.endpoint.open_sessions if s.address == node.address]
+        return session
 
     def on_control(self, session: FakeSession, control: Control) -> None:
         message = decode_control(control)
@@ -285,8 +285,8 @@ class World:
         match message:
             case Describe():
                 unknown = TypeInfo(False, "", 0, elsewhere=self.elsewhere)
-                known = self.types.get(control.type, unknown) if has else unknown
-                session.receive(known, control.type)
+                info = self.types.get(control.type, unknown) if has else unknown
+                session.receive(info, control.type)
             case GetShardHome(shards):
                 if has and self.home is not None:
                     homes = tuple(Home(shard, self.home, self._fence) for shard in shards)

@@ -1,4 +1,4 @@
-"""The asynchronous client: what it counts, what it refuses, what it sends again."""
+"""The asynchronous client: its counts, its refusals, its repetitions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def unsent(entity_id: str) -> Unsent:
 
 
 async def known(client: AsyncClient, world: World, entity_id: str = "x") -> None:
-    """Make the client learn the type and the home of an entity."""
+    """Give the client the type and the home of an entity."""
     await client.tell("page", entity_id, 1)
     await asyncio.sleep(0.1)
     if world.home is not None:
@@ -51,7 +51,7 @@ def contact_and_other(client: AsyncClient, world: World) -> tuple[NodeId, NodeId
     return client.contact, other
 
 
-# ---- what is counted
+# ---- counts
 
 
 @virtual
@@ -214,7 +214,7 @@ async def test_flush_waits_for_messages_without_a_home() -> None:
             assert world.session(A).sent == [("tell", "x")]
 
 
-# ---- what is refused
+# ---- refusals
 
 
 @virtual
@@ -390,7 +390,7 @@ async def test_asks_to_a_client_fail_and_flushes_are_answered() -> None:
             ]
 
 
-# ---- what is sent again
+# ---- repetitions
 
 
 @virtual

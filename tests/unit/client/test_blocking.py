@@ -1,4 +1,4 @@
-"""The blocking client: what it counts and hands on, without a node."""
+"""The blocking client: its counts and its calls of the other client, without a node."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FakeRouter:
 
 
 class FakeAsyncClient:
-    """An `AsyncClient` that has lost 3 messages; entering it fails if told so."""
+    """An `AsyncClient` that has lost 3 messages; entering it fails on demand."""
 
     error: Exception | None = None
     tracer = None
@@ -201,14 +201,14 @@ VERBS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("takes_s", [0.0, 0.5, 1.9, 5.0])
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_step_of_a_call_ends_with_the_time_of_the_call(
-    verb: str, known: bool, takes_s: float
+    verb: str, is_known: bool, takes_s: float
 ) -> None:
-    """Also if the client must find the type first: what that takes is a part of the call."""
+    """Also if the client must find the type first: that time is a part of the call."""
     bridge: Any = SlowBridge(takes_s)
-    to: Any = SimpleNamespace(routers={"page": FakeRouter()} if known else {})
+    to: Any = SimpleNamespace(routers={"page": FakeRouter()} if is_known else {})
     with patch.object(blocking, "monotonic", lambda: bridge.now):
         VERBS[verb](BlockingTowards(bridge, to, 10_000))
     assert bridge.ends_at

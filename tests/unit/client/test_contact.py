@@ -1,4 +1,5 @@
-"""The contact of a client: which nodes are tried, which one is chosen, and what a refusal does."""
+"""The contact of a client: which nodes are tried, which one is chosen, and the effect of a
+refusal."""
 
 from __future__ import annotations
 
@@ -20,14 +21,14 @@ from tests.virtual_time import virtual
 class Seeker:
     """A contact, with the choices that it has made."""
 
-    def __init__(self, world: World, *given: NodeId, seed: int = 1) -> None:
+    def __init__(self, world: World, *contacts: NodeId, seed: int = 1) -> None:
         receiver: Any = self
         self.endpoint: Any = FakeEndpoint(
             world, "shop", "client", 7, receiver, events=EndpointEvents(), send_buffer_limit=None
         )
         self.endpoint.start()
         self.chosen: list[NodeId] = []
-        addresses = [node.address for node in given]
+        addresses = [node.address for node in contacts]
         self.contact = Contact(self.endpoint, addresses, Random(seed), self.chosen.append)
 
     def on_control(self, session: object, control: object) -> None: ...

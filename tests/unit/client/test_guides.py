@@ -23,7 +23,7 @@ def world_of(*elsewhere: NodeId) -> World:
 
 
 def taken(world: World, node: NodeId) -> list[int]:
-    """What the client has sent to this node."""
+    """The messages that the client has sent to this node."""
     return [number(value) for value in world.session(node).values]
 
 

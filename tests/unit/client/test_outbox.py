@@ -67,7 +67,8 @@ def end_its_process(bridge: Any) -> None:
 
 
 def kept_by(outbox: ClientOutbox) -> Any:
-    """Return what delivers nothing, in the place of `_deliver`: the process dies before."""
+    """Return a function that delivers nothing, in the place of `_deliver`: the process dies
+    before."""
 
     async def keep(number: int, entry: object) -> None:
         outbox._pending[number] = None
@@ -169,7 +170,7 @@ async def test_an_outbox_takes_handlers_of_references_only() -> None:
 
 
 async def test_an_outbox_ends_with_its_client() -> None:
-    """It renews nothing, refuses what waits, and the next opener need not wait for it."""
+    """It renews nothing, refuses waiting messages, and the next opener need not wait for it."""
     async with TestCluster(bus, nodes=1, seed=9) as cluster:
         first = cluster.client()
         old = await first.outbox("orders").__aenter__()
@@ -204,7 +205,7 @@ async def test_an_outbox_ends_with_its_client() -> None:
 
 
 def asked(cluster: TestCluster, page: Any, *arguments: Any) -> Any:
-    """Return what a page of the first node answers."""
+    """Return the answer of a page of the first node."""
     process: Any = cluster.nodes[0]._process
     return call(cluster._time, process.loop, page, process.admin, *arguments)
 
@@ -250,15 +251,18 @@ async def test_an_operator_sees_an_outbox_and_gives_up_what_nobody_will_deliver(
             await asked(cluster, pages.drop_outbox, "orders", "me")
         await cluster.advance(6)
         shown = await asked(cluster, pages.outbox, "orders", 2, 3)
-        assert [(one["number"], one["id"]) for one in shown["messages"]] == [(4, "e3"), (5, "e4")]
+        assert [(letter["number"], letter["id"]) for letter in shown["messages"]] == [
+            (4, "e3"),
+            (5, "e4"),
+        ]
         assert shown["open"] is False
         assert 11 <= shown["age"] < 15
         dropped = await asked(cluster, pages.drop_outbox, "orders", "me", 1)
         assert dropped == {"name": "orders", "dropped": 1, "left": 6}
         letters = cluster.nodes[0]._process.node.letters
-        assert [(one.reason, one.entity_id, one.method, one.sender) for one in letters] == [
-            ("dropped_by_operator", "e0", "fail", "outbox orders")
-        ]
+        assert [
+            (letter.reason, letter.entity_id, letter.method, letter.sender) for letter in letters
+        ] == [("dropped_by_operator", "e0", "fail", "outbox orders")]
         notes = cluster.nodes[0]._process.node.notes
         assert notes["$outbox", "outbox_dropped"] == 1
         async with second.outbox("orders") as new:

@@ -1,4 +1,4 @@
-"""The types of a client: how one is learned, whose word about homes counts, when a node is tried
+"""The types of a client: how one is resolved, whose word about homes counts, when a node is tried
 again."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def page_class(shards: int = 12) -> type:
 
 
 def described(session: FakeSession) -> int:
-    """How often the client has asked what a type is."""
+    """How often the client has sent a question about a type."""
     return session.controls.count(Describe())
 
 
@@ -46,9 +46,9 @@ async def test_a_type_is_described_by_the_contact_and_then_known() -> None:
             router = await client.router_of("page")
             assert client._regions.find("page") is router
             assert client.routers["page"] is router
-            asked = described(world.session(A))
+            question = described(world.session(A))
             assert await client.router_of("page") is router
-            assert described(world.session(A)) == asked
+            assert described(world.session(A)) == question
 
 
 @virtual
@@ -218,7 +218,7 @@ async def test_a_node_that_its_cluster_reports_alive_is_used_at_once() -> None:
             assert client.buffered == 0
 
 
-# ---- what waits
+# ---- waiting messages
 
 
 @virtual

@@ -1,4 +1,4 @@
-"""The list of stored ids, and a call of each: what is definite, and the rate after a pause."""
+"""The list of stored ids, and a call of each: definite outcomes, and the rate after a pause."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGES = {"": (["a", "b"], "2"), "2": (["c"], "3"), "3": (["d"], None)}
 
 @pytest.mark.parametrize("broken", ["", "2", "3"])
 async def test_an_error_is_definite_on_the_first_page_only(broken: str) -> None:
-    found: list[str] = []
+    errors: list[str] = []
 
     async def ask_page(cursor: str) -> tuple[list[str], str | None]:
         if cursor == broken:
@@ -25,11 +25,11 @@ async def test_an_error_is_definite_on_the_first_page_only(broken: str) -> None:
 
     async def read() -> None:
         async for entity_id in stored_ids(ask_page, 0.0):
-            found.append(entity_id)  # noqa: PERF401 - the loop ends by an error
+            errors.append(entity_id)  # noqa: PERF401 - the loop ends by an error
 
     with pytest.raises(UnknownEntityType) as failed:
         await read()
-    assert failed.value.definite is (not found)
+    assert failed.value.definite is (not errors)
 
 
 RATE = 100.0

@@ -21,7 +21,7 @@ KEY = ("page", "add")
 
 
 class Sender:
-    """A router that records what it sends; a test may make it wait or refuse."""
+    """A router that records its messages; a test may make it wait or refuse."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -210,11 +210,11 @@ def test_a_dropped_tell_is_counted_and_raised_by_a_later_call(queue: Queue) -> N
 
 def answers(queue: Queue) -> list[str]:
     """Ask until no earlier tell raises its error."""
-    found: list[str] = []
-    while not found:
+    results: list[str] = []
+    while not results:
         with contextlib.suppress(BufferFull):
-            found.append(queue.ask("found"))
-    return found
+            results.append(queue.ask("found"))
+    return results
 
 
 def test_an_ask_that_cannot_be_sent_raises_in_its_own_thread(queue: Queue) -> None:
@@ -278,7 +278,7 @@ def test_closing_refuses_threads_that_wait_for_room(queue: Queue) -> None:
 
 
 def test_the_loop_sends_without_the_context_variables_of_the_thread_that_woke_it() -> None:
-    """What a second thread has queued behind it would belong to the first one's trace."""
+    """Messages that a second thread has queued behind it would belong to the first one's trace."""
     tenant = contextvars.ContextVar("tenant", default="none")
     loop = asyncio.new_event_loop()
     bridge, seen = ThreadBridge(loop, timeout=1.0), list[str]()

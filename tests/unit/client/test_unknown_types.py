@@ -99,8 +99,8 @@ async def test_all_verbs_share_one_order() -> None:
                 verb(client, i)
             client.ref(page_class(), "x").mark.tell(len(VERBS))
             await asyncio.sleep(1)
-            found = [number(value) for value in world.session(A).values]
-            assert found == list(range(len(VERBS) + 1))
+            numbers = [number(value) for value in world.session(A).values]
+            assert numbers == list(range(len(VERBS) + 1))
 
 
 @virtual
@@ -127,7 +127,7 @@ async def test_others_keep_their_order_when_one_caller_gives_up(end: str) -> Non
     with world.playing():
         async with world.client(timeout=30) as client:
             sent = [client.call("page", "x", "mark", i, timeout=0.2 + (i != 1)) for i in range(3)]
-            waits = [asyncio.ensure_future(one) for one in sent]
+            waits = [asyncio.ensure_future(task) for task in sent]
             await asyncio.sleep(0)
             if end == "cancel":
                 waits[1].cancel()
@@ -185,11 +185,11 @@ async def test_errors_that_no_caller_awaits_are_not_logged(
 ) -> None:
     world = World(A)
     world.types.clear()
-    told: list[object] = []
+    reports: list[object] = []
     with world.playing():
         async with world.client() as client:
             loop = asyncio.get_running_loop()
-            monkeypatch.setattr(loop, "call_exception_handler", told.append)
+            monkeypatch.setattr(loop, "call_exception_handler", reports.append)
             verb(client, 1)
             await asyncio.sleep(1)
             world.types["page"] = TypeInfo(True, "crc32/12", 12)
@@ -198,10 +198,10 @@ async def test_errors_that_no_caller_awaits_are_not_logged(
             verb(client, 2)
         gc.collect()
         await asyncio.sleep(0)
-        assert told == []
+        assert reports == []
 
 
-# ---- what is refused
+# ---- refusals
 
 
 @virtual
@@ -212,11 +212,11 @@ async def test_tells_to_an_unknown_type_are_counted_and_told() -> None:
             for i in range(3):
                 client.tell("book", "x", i)
             awaited = client.cast("book", "x", "mark", 3)
-            asked = client.call("book", "x", "mark", 4)
+            ask = client.call("book", "x", "mark", 4)
             with pytest.raises(UnknownEntityType):
                 await awaited
             with pytest.raises(UnknownEntityType):
-                await asked
+                await ask
             assert client.refused_messages == {"unknown_type": 4}
             assert client.buffered == 0
             await client.flush()
@@ -231,10 +231,10 @@ async def test_tells_to_a_class_that_the_cluster_does_not_have_are_counted() -> 
             ref: Any = client.ref(page_class(), "x")
             for i in range(3):
                 ref.mark.tell(i)
-            asked = ref.mark(3)
+            ask = ref.mark(3)
             await client.flush()
             with pytest.raises(UnknownEntityType):
-                await asked
+                await ask
             assert client.refused_messages == {"unknown_type": 3}
             with pytest.raises(UnknownEntityType):
                 ref.mark.tell(4)
@@ -319,14 +319,14 @@ async def test_the_rest_of_a_batch_that_fails_is_counted() -> None:
                 await sent
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "unknown"])
 @pytest.mark.parametrize("bad", [0, 1, 2])
 @virtual
-async def test_a_batch_is_definite_only_if_none_of_it_was_sent(bad: int, known: bool) -> None:
+async def test_a_batch_is_definite_only_if_none_of_it_was_sent(bad: int, is_known: bool) -> None:
     world = World(A)
     with world.playing():
         async with world.client() as client:
-            if known:
+            if is_known:
                 await client.router_of("page")
             messages: list[Any] = [0, 1, 2]
             messages[bad] = object()
@@ -355,9 +355,9 @@ async def test_closing_fails_what_waits_for_a_type() -> None:
     world.answers = False
     with world.playing():
         async with world.client() as client:
-            told = client.tell("page", "x", 1)
-            asked = client.call("page", "x", "mark", 1)
-        for sent in (told, asked):
+            tell = client.tell("page", "x", 1)
+            ask = client.call("page", "x", "mark", 1)
+        for sent in (tell, ask):
             with pytest.raises(LocalProtocolError, match="closed"):
                 await sent
         assert client.lost_messages == 1
@@ -375,16 +375,16 @@ async def test_mistakes_are_raised_by_the_call() -> None:
     world = World(A)
     with world.playing():
         async with world.client() as client:
-            for known in (False, True):
+            for is_known in (False, True):
                 with pytest.raises(ConfigError):
                     client.tell("page", "", 1)
                 with pytest.raises(SchemaError):
                     client.cast("page", "x", "mark", object())
-                if not known:
+                if not is_known:
                     with pytest.raises(MessageTooLarge):
                         client.cast("page", "x", "mark", b"x" * (PAYLOAD_BYTES_MAX + 1))
                 assert client.buffered == 0
-                if not known:
+                if not is_known:
                     await client.router_of("page")
                     client.tell("page", "x", 1)
                     await client.flush()
@@ -428,10 +428,10 @@ async def test_a_call_in_another_thread_is_sent_by_the_loop() -> None:
     world = World(A)
     with world.playing():
         async with world.client() as client:
-            for known in (False, True):
+            for is_known in (False, True):
                 sent = await asyncio.to_thread(lambda: client.cast("page", "x", "mark", 1))
                 assert client.buffered == 0
-                assert len(world.session(A).values) == known
+                assert len(world.session(A).values) == is_known
                 await sent
                 await client.flush()
-                assert len(world.session(A).values) == known + 1
+                assert len(world.session(A).values) == is_known + 1

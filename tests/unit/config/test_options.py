@@ -1,4 +1,4 @@
-"""Kinds of values: what each one accepts; a refusal is one line with key and origin."""
+"""Kinds of values: the values that each one accepts; a refusal is one line with key and origin."""
 
 from __future__ import annotations
 

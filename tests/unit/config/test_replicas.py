@@ -23,8 +23,10 @@ SEEDS = ("10.0.0.1:7355", "10.0.0.2:7355", "10.0.0.3:7355")
 
 
 def settings(store: dict[str, Any] | None = None, **node: Any) -> Settings:
-    own = StoreSettings(**{"url": "cluster://", **(store or {})})
-    return Settings(node=NodeSettings(**{"host": "10.0.0.1", "seeds": SEEDS, **node}), store=own)
+    store_settings = StoreSettings(**{"url": "cluster://", **(store or {})})
+    return Settings(
+        node=NodeSettings(**{"host": "10.0.0.1", "seeds": SEEDS, **node}), store=store_settings
+    )
 
 
 def test_each_seed_has_a_replica_two_ports_above_it():

@@ -56,9 +56,9 @@ def test_a_list_may_have_all_forms() -> None:
 
 @pytest.mark.parametrize("seed", ["store", "dns://shop"])
 def test_discovery_needs_a_store_that_nodes_share(seed: str) -> None:
-    given = [("f", {"node": {"seeds": [seed]}, "store": {"url": "memory://"}})]
+    sections = [("f", {"node": {"seeds": [seed]}, "store": {"url": "memory://"}})]
     with pytest.raises(ConfigError, match="each node would found a cluster of its own"):
-        load(given)
+        load(sections)
     load([("f", {"node": {"seeds": ["10.0.0.1:1"]}, "store": {"url": "memory://"}})])
 
 

@@ -22,10 +22,10 @@ DECLARED = dict(options())
 
 
 def value_at(settings: Settings, key: str) -> object:
-    found: object = settings
+    value: object = settings
     for part in key.split("."):
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 def test_defaults_are_those_of_the_seeds():
@@ -69,14 +69,14 @@ def test_every_setting_has_a_meaning_and_every_number_a_range():
 
 def test_every_field_of_the_tree_is_declared():
     def leaves(section: type, prefix: str) -> list[str]:
-        found = []
+        missing = []
         for declared in fields(section):
             nested = declared.default_factory
             if is_dataclass(nested):
-                found += leaves(nested, f"{prefix}{declared.name}.")
+                missing += leaves(nested, f"{prefix}{declared.name}.")
             elif declared.name != "types":
-                found.append(f"{prefix}{declared.name}")
-        return found
+                missing.append(f"{prefix}{declared.name}")
+        return missing
 
     assert leaves(Settings, "") == list(DECLARED)
 

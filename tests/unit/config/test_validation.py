@@ -51,12 +51,12 @@ def test_a_suspension_that_comes_too_late_or_never_is_refused(assignments, both)
 @pytest.mark.parametrize("stable", ["500ms", "1s", "5s", "20s", "300s"])
 @pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "none"])
 def test_the_derived_suspension_is_in_time_under_each_strategy(stable, strategy):
-    given = [
+    options = [
         f"cluster.downing.stable_after={stable}",
         f"cluster.downing.strategy={strategy}",
         "cluster.downing.static_quorum_size=3",
     ]
-    cluster = load(from_assignments(given)).cluster
+    cluster = load(from_assignments(options)).cluster
     assert cluster.contact_lifetime == pytest.approx(0.8 * cluster.downing.stable_after)
     assert cluster.suspended_within <= cluster.downing.stable_after
 
@@ -207,15 +207,15 @@ def test_a_node_whose_pod_has_a_cost_knows_its_pod(assignments, words):
 
 
 def test_a_pod_with_a_cost_needs_no_more_than_its_name():
-    given = ["kubernetes.deletion_costs=3", "kubernetes.pod=shop-7c5d.x-2"]
-    assert load(from_assignments(given)).kubernetes.deletion_costs == 3
+    options = ["kubernetes.deletion_costs=3", "kubernetes.pod=shop-7c5d.x-2"]
+    assert load(from_assignments(options)).kubernetes.deletion_costs == 3
     assert load(from_assignments(["kubernetes.deletion_costs=off"])).kubernetes.deletion_costs == 0
 
 
 def test_a_node_has_one_version():
-    given = ["kubernetes.revision=on", "kubernetes.pod=a"]
-    assert load(from_assignments(given)).kubernetes.revision
-    text = refusal(*from_assignments([*given, "node.version=1.2"]))
+    options = ["kubernetes.revision=on", "kubernetes.pod=a"]
+    assert load(from_assignments(options)).kubernetes.revision
+    text = refusal(*from_assignments([*options, "node.version=1.2"]))
     assert "kubernetes.revision is on, and node.version is '1.2'; leave one of them out" in text
 
 

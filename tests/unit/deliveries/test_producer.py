@@ -107,7 +107,7 @@ def test_a_confirmed_delivery_is_forgotten_and_no_longer_named() -> None:
 def test_windows_hold_deliveries_back_in_order() -> None:
     bench = Bench()
     sent = [sends(bench.offer()[1]) for _ in range(4)]
-    assert [len(one) for one in sent] == [1, 1, 1, 0]
+    assert [len(part) for part in sent] == [1, 1, 1, 0]
     assert not bench.producer.has_room(A)
     assert bench.producer.has_room(B)
     assert shown(bench.offer(B)[1]) == [(5, 0)]
@@ -291,7 +291,7 @@ def test_old_numbers_are_kept_and_new_ones_are_above() -> None:
     assert shown(bench.offer()[1]) == [(8, 7)]
 
 
-# ---- a model: a line, a receiver that loses, fails and forgets what it has not stored
+# ---- a model: a line, a receiver that loses, fails and forgets unstored records
 
 
 class Model:
@@ -332,7 +332,7 @@ class Model:
                     self.ends[delivery.seq] = end
 
     def lose(self, target: tuple[str, str]) -> None:
-        """The node dies with what is under way; some of it had arrived."""
+        """The node dies with messages under way; some of it had arrived."""
         under_way = list(self.links[target])
         self.links[target].clear()
         for send in under_way:

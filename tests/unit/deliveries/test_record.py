@@ -1,4 +1,4 @@
-"""The record of an entity: its decisions as a table, its bounds, and what is stored of it."""
+"""The record of an entity: its decisions as a table, its bounds, and the stored part of it."""
 
 from __future__ import annotations
 
@@ -97,12 +97,12 @@ def test_each_number_is_handled_once_and_in_order(
     record, handled = DeliveryRecord(), {"a": [0], "b": [0]}
     for producer, seq, before, fails in arrivals:
         before = min(before, seq - 1)
-        one = number(seq, before, producer=producer)
-        if record.decide(one) is HANDLE and not fails:
+        delivery = number(seq, before, producer=producer)
+        if record.decide(delivery) is HANDLE and not fails:
             assert seq > handled[producer][-1]
             assert before <= handled[producer][-1]
             handled[producer].append(seq)
-            record = DeliveryRecord.of(record.stored(one, now=5))
+            record = DeliveryRecord.of(record.stored(delivery, now=5))
         assert record.done_of(producer) == handled[producer][-1]
 
 

@@ -25,7 +25,7 @@ async def _hangs_end_early(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 async def _hosts_are_closed() -> AsyncIterator[None]:
-    """Cancel what a test leaves under way, so that it does not reach another test."""
+    """Cancel tasks that a test leaves under way, so that it does not reach another test."""
     yield
     closed = [Bench.made.pop() for _ in range(len(Bench.made))]
     for bench in closed:

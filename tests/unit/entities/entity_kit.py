@@ -1,4 +1,4 @@
-"""A host without a node: entities of a class, messages to them, and what they note."""
+"""A host without a node: entities of a class, messages to them, and their notes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.waiting import until
 
 
 class Log:
-    """What entities note, what they wait for, and the errors that they raise next."""
+    """The notes of entities, their waits, and the errors that they raise next."""
 
     def __init__(self) -> None:
         self.rows: list[Any] = []
@@ -319,7 +319,7 @@ class Bench:
     # ---- time and the end
 
     def pass_ticks(self, ticks: int) -> None:
-        """Advance the coarse time, and do what is done once a second."""
+        """Advance the coarse time, and do the work of each second."""
         self.host.runner.advance(self.host.runner.tick + ticks)
         for sweep in self.host.sweeps().values():
             sweep(self.host.runner.tick)

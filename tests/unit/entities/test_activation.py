@@ -1,4 +1,4 @@
-"""The table of an activation's life, and what an activation costs."""
+"""The table of an activation's life, and the cost of an activation."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_context_is_as_small_as_its_activation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("corr", "name", "own"),
+    ("corr", "name", "is_own"),
     [
         (Origin.OWN, "hit", True),
         (Origin.UNREPORTED, "hit", False),
@@ -123,9 +123,9 @@ def test_a_context_is_as_small_as_its_activation() -> None:
     ],
 )
 def test_messages_of_timers_and_work_end_with_the_activation(
-    corr: int, name: str, own: bool
+    corr: int, name: str, is_own: bool
 ) -> None:
-    assert message(corr, name).own is own
+    assert message(corr, name).own is is_own
 
 
 @pytest.mark.parametrize(

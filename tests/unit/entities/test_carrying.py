@@ -1,4 +1,4 @@
-"""What entities carry out of one host and into another, without the store."""
+"""The states that entities carry out of one host and into another, without the store."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def carts(**options: Any) -> ShardBus:
 
 
 async def frozen(bench: Bench, reason: StopReason = StopReason.HANDOFF) -> tuple[Any, ...]:
-    """Stop the shard and return what its entities carry."""
+    """Stop the shard and return the states that its entities carry."""
     bench.stop(reason)
     await bench.stopped()
     assert bench.host.carrying is not None
@@ -83,7 +83,7 @@ async def frozen(bench: Bench, reason: StopReason = StopReason.HANDOFF) -> tuple
 
 
 def arriving(carried: tuple[Any, ...], fence: int = 9, start: int = 9) -> Bench:
-    """A host at which a shard starts under `start` with what was carried for `fence`."""
+    """A host at which a shard starts under `start` with the states carried for `fence`."""
     bench = Bench(carts())
     host = bench.host
     host.shards.clear()
@@ -176,7 +176,7 @@ async def test_one_that_cannot_be_frozen_or_is_too_large_carries_nothing() -> No
     await bench.ask("broken", "view", -1)
     await bench.ask("large", "grow", CARRIED_BYTES_MAX)
     await bench.ask("good", "view")
-    assert [one.id for one in await frozen(bench)] == ["good"]
+    assert [entity.id for entity in await frozen(bench)] == ["good"]
     assert bench.host.counts.carried == {"failed": 1, "too_large": 1, "frozen": 1}
 
 
@@ -241,7 +241,7 @@ async def test_an_activation_that_has_ended_cannot_save() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "error"),
+    ("declared", "error"),
     [
         ({"carry": True}, "'cart': carry needs handoff ordered, not buffer"),
         ({"carry": True, "handoff": "forward"}, "'cart': .*"),
@@ -250,7 +250,7 @@ async def test_an_activation_that_has_ended_cannot_save() -> None:
     ],
     ids=["buffer", "forward", "remember", "text"],
 )
-def test_wrong_declarations_are_refused_in_one_line(given: dict[str, Any], error: str) -> None:
+def test_wrong_declarations_are_refused_in_one_line(declared: dict[str, Any], error: str) -> None:
     class Plain(Entity):
         def dehydrate(self) -> bytes:
             return b""
@@ -258,7 +258,7 @@ def test_wrong_declarations_are_refused_in_one_line(given: dict[str, Any], error
         def rehydrate(self, data: bytes) -> None: ...
 
     with pytest.raises(ConfigError, match=error) as caught:
-        ShardBus("test").entity("cart", **given)(Plain)
+        ShardBus("test").entity("cart", **declared)(Plain)
     assert "\n" not in str(caught.value)
 
 

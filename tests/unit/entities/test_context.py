@@ -102,7 +102,7 @@ class Slow(MemoryStore):
         self.sent: list[bytes | None] = []
 
     async def save_states(self, saves: Sequence[Save]) -> list[StoreError | None]:
-        self.sent += [one.data for one in saves]
+        self.sent += [save.data for save in saves]
         await self.gate.wait()
         return await super().save_states(saves)
 
@@ -135,10 +135,10 @@ async def failed_to_start(b: Bench, cls: type[Keeper]) -> None:
     await passivated(b, cls)
     del cls.made[:], cls.contexts[:]
     cls.failing += [OSError("first"), OSError("second")]
-    asked = b.ask("e", "read")
+    ask = b.ask("e", "read")
     await until(lambda: len(cls.made) == 2 and not cls.failing, "two attempts")
     await until(lambda: b.activation("e").state is LifeState.PAUSING, "a pause")  # type: ignore[union-attr]
-    asked.add_done_callback(lambda done: done.exception())
+    ask.add_done_callback(lambda done: done.exception())
 
 
 async def cut_off(b: Bench, cls: type[Keeper]) -> None:
@@ -172,7 +172,7 @@ ACTS: dict[str, Callable[[Any], Any]] = {
 
 
 async def attempt(act: Callable[[Any], Any], context: Any) -> None:
-    """Act, and await what comes of it. A coroutine that is never awaited is an error."""
+    """Act, and await the outcome. A coroutine that is never awaited is an error."""
     warnings.simplefilter("error")
     outcome = act(context)
     if outcome is not None:
@@ -205,8 +205,8 @@ async def test_what_is_over_refuses_to_act_and_still_tells_who_it_is(end: Any) -
     if end is failed_to_start:
         before = cls.made[0]
     for context in {id(c): c for c in (before.context, cls.contexts[0])}.values():
-        told = context.entity_id, context.entity_type, context.shard_id, context.fence
-        assert told == ("e", "keeper", "0", 7)
+        identity = context.entity_id, context.entity_type, context.shard_id, context.fence
+        assert identity == ("e", "keeper", "0", 7)
         assert (context.node, context.instance, context.sender) == ("n1", 0, None)
         for name, act in ACTS.items():
             with warnings.catch_warnings(), pytest.raises(StaleActivation) as refused:
@@ -296,7 +296,7 @@ async def test_saves_in_line_are_refused_and_those_sent_come_before_the_load(end
     await ending
     fresh = await b.ask("e", "read")
     await sent
-    # A save from `on_stop` is behind those of the handlers, which were begun before the end.
+    # A save from `on_stop` is behind the handlers' saves, which were begun before the end.
     assert fresh == {passivated: 103, failed: 2, replaced: 50}[end]
     if end is passivated:
         await in_line

@@ -1,4 +1,5 @@
-"""The rings of dead letters: their bounds, what a letter has, and that a replay sends it once."""
+"""The rings of dead letters: their bounds, the fields of a letter, and that a replay sends it
+once."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ def letter(number: int, payload: bytes | None = b"", entity_id: str = "x") -> De
 
 
 def kept(ring: LetterRing) -> list[int]:
-    return [one.number for one in ring]
+    return [letter.number for letter in ring]
 
 
 def test_the_oldest_letters_go_when_their_number_is_reached() -> None:
@@ -46,20 +47,20 @@ def test_a_body_over_its_bound_is_not_kept_and_a_letter_over_the_ring_neither() 
     ring.keep(letter(1, bytes(10)))
     ring.keep(letter(2, bytes(11)))
     ring.keep(letter(3, b"", "x" * 1000))
-    assert [(one.number, one.payload, one.size) for one in ring] == [
+    assert [(each.number, each.payload, each.size) for each in ring] == [
         (1, bytes(10), 10),
         (2, None, 11),
     ]
     wide = LetterRing(3, 1024, 4096)
     wide.keep(letter(1, bytes(1000)))
-    assert [one.payload for one in wide] == [None]
+    assert [each.payload for each in wide] == [None]
 
 
 def test_without_a_bound_for_bodies_none_is_kept() -> None:
     ring = LetterRing(3, 1024, 0)
     ring.keep(letter(1, b"secret"))
     ring.keep(letter(2, b""))
-    assert [one.payload for one in ring] == [None, None]
+    assert [each.payload for each in ring] == [None, None]
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 40))), st.integers(1, 20))
@@ -68,7 +69,7 @@ def test_the_bounds_always_hold(letters: list[tuple[int, int]], letters_max: int
     for number, (size, length) in enumerate(letters):
         ring.keep(letter(number, bytes(size), "é" * length))
         assert len(ring) <= letters_max
-        assert ring.bytes == sum(one.weight for one in ring) <= 2000
+        assert ring.bytes == sum(each.weight for each in ring) <= 2000
     assert kept(ring) == sorted(kept(ring))
 
 
@@ -126,13 +127,13 @@ def test_a_letter_names_its_sender_and_its_trace() -> None:
     keep("failed", "b", "add", b"", Origin.OWN, TRACE)
     keep("expired", "c", "add", b"3", "node", "nonsense", answered=True)
     keep("unhandled", "d", "gone", b"4", Origin.UNREPORTED)
-    assert [one[1:] for one in letters] == [
+    assert [letter[1:] for letter in letters] == [
         (5.0, "page", "schema", "a", "add", "client", False, "", 2, b"12"),
         (5.0, "page", "failed", "b", "add", "me", False, TRACE[3:35], 0, b""),
         (5.0, "page", "expired", "c", "add", "node", True, "", 1, b"3"),
         (5.0, "page", "unhandled", "d", "gone", "", False, "", 1, b"4"),
     ]
-    assert [one.number for one in letters] == [1, 2, 3, 4]
+    assert [letter.number for letter in letters] == [1, 2, 3, 4]
     ring = letters.ring_of(2)
     assert ring is letters.rings["page"]
     assert letters.ring_of(5) is None
@@ -152,8 +153,11 @@ def test_messages_of_strangers_share_a_ring_without_bodies() -> None:
     keep("failed", "a", "add", b"1", -7)
     rows = [(str(n), b"1") for n in range(5)]
     letters.strangers("page", "not_allowed", "add", rows, "client", answered=True)
-    found = [(one.entity_type, one.entity_id, one.payload, one.answered) for one in letters]
-    assert found == [
+    listed = [
+        (letter.entity_type, letter.entity_id, letter.payload, letter.answered)
+        for letter in letters
+    ]
+    assert listed == [
         ("page", "a", b"1", False),
         ("page", "3", None, True),
         ("page", "4", None, True),

@@ -1,4 +1,4 @@
-"""Behaviours, and what an entity puts aside: a stash, and work beside its messages."""
+"""Behaviours, and the messages that an entity puts aside: a stash, and work beside its messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Get:
 
 
 class Outside:
-    """What entities wait for: loads and writes that end when the test says so."""
+    """The waits of entities: loads and writes that end when the test says so."""
 
     def __init__(self) -> None:
         self.under_way: list[asyncio.Future[Any]] = []
@@ -217,7 +217,7 @@ async def test_S4_24_only_a_behaviour_of_its_own_can_be_become() -> None:
 
         def receive(self, message: str) -> str:
             self.others.append(self)
-            known: dict[str, Any] = {
+            behaviours: dict[str, Any] = {
                 "own": self.second,
                 "back": self.receive,
                 "unmarked": self.unmarked,
@@ -225,7 +225,7 @@ async def test_S4_24_only_a_behaviour_of_its_own_can_be_become() -> None:
                 "a function": print,
             }
             try:
-                self.context.become(known[message])
+                self.context.become(behaviours[message])
             except LocalProtocolError as e:
                 return str(e)
             return "became"
@@ -387,7 +387,7 @@ async def test_work_of_a_stopping_entity_is_cancelled_and_its_asker_failed() -> 
     await turns()
     assert outside.cancelled == 1
     del outside.under_way[0]
-    await outside.end(Loaded(10))  # the next incarnation's load; what was stashed came along
+    await outside.end(Loaded(10))  # the next incarnation's load; the stash came along
     assert await get == 10
 
 
@@ -547,7 +547,7 @@ async def test_cancelled_work_is_an_outcome_like_any_failure() -> None:
 
 
 async def test_work_and_timers_end_before_on_stop() -> None:
-    """Else what comes meanwhile would wait in the mailbox and start the next incarnation."""
+    """Else messages of the meantime would wait in the mailbox and start the next incarnation."""
 
     class Ends(Account):
         async def on_stop(self, reason: StopReason) -> None:

@@ -66,7 +66,7 @@ class State:
 
 
 class Works(Entity):
-    """Counts its beginnings. What an entity that it asks may raise, it lets pass."""
+    """Counts its beginnings. It lets the errors of an entity that it asks pass."""
 
     state: State
     begun: ClassVar[int] = 0
@@ -151,7 +151,7 @@ async def failed(ask: asyncio.Future[Any]) -> RequestError:
     return raised.value
 
 
-# What a handler lets pass
+# Errors that a handler lets pass
 
 
 @pytest.mark.parametrize("cls", DEFINITE)
@@ -201,7 +201,7 @@ async def test_what_receive_declines_has_reached_it() -> None:
     assert b.host.counts.failures == 0
 
 
-# What was put aside
+# Messages that were put aside
 
 
 async def test_a_full_stash_is_not_definite() -> None:

@@ -320,9 +320,9 @@ async def test_missing_events_are_no_empty_state() -> None:
 
 
 async def test_events_that_cannot_be_stored_change_nothing() -> None:
-    own = ShardBus("own")
+    bus = ShardBus("own")
 
-    @own.entity(name="odd")
+    @bus.entity(name="odd")
     class Odd(EventSourced):
         state: Balance
 
@@ -353,9 +353,9 @@ async def test_events_that_cannot_be_stored_change_nothing() -> None:
 
 async def test_older_versions_of_an_event_go_through_the_upcasters() -> None:
     def declare(version: int) -> tuple[ShardBus, Any]:
-        own = ShardBus("own")
+        bus_ = ShardBus("own")
 
-        @own.entity(name="walker")
+        @bus_.entity(name="walker")
         class Walker(EventSourced):
             state: Balance
 
@@ -371,29 +371,29 @@ async def test_older_versions_of_an_event_go_through_the_upcasters() -> None:
             def total(self) -> int:
                 return self.state.amount
 
-        return own, Walker
+        return bus_, Walker
 
     _, old = declare(1)
     async with EntityProbe(old, "a") as probe:
         await probe.ask("go", 2)
         data = probe.store._server.data
-    own, new = declare(3)
-    own.upcast("walker", "Moved", 1)(lambda value: {**value, "steps": value["steps"] + 1})
-    own.upcast(new, "Moved", 2)(lambda value: {**value, "unit": "km"})
+    bus_, new = declare(3)
+    bus_.upcast("walker", "Moved", 1)(lambda value: {**value, "steps": value["steps"] + 1})
+    bus_.upcast(new, "Moved", 2)(lambda value: {**value, "unit": "km"})
     with pytest.raises(ConfigError, match="two upcasters"):
-        own.upcast(new, "Moved", 2)
+        bus_.upcast(new, "Moved", 2)
     with pytest.raises(ConfigError, match="from version 3"):
-        own.upcast(new, "Moved", 3)
+        bus_.upcast(new, "Moved", 3)
     async with EntityProbe(new, "a") as probe:
         probe.store._server.data.journals.update(data.journals)
         assert await probe.ask("total") == 3000
 
 
 def test_what_is_wrong_in_a_class_is_said_where_it_is_declared() -> None:
-    own = ShardBus("own")
+    bus = ShardBus("own")
     with pytest.raises(ConfigError, match="has no fold"):
 
-        @own.entity(name="a")
+        @bus.entity(name="a")
         class NoFold(EventSourced):
             state: Balance
 
@@ -403,7 +403,7 @@ def test_what_is_wrong_in_a_class_is_said_where_it_is_declared() -> None:
 
     with pytest.raises(ConfigError, match="declares the state"):
 
-        @own.entity(name="b")
+        @bus.entity(name="b")
         class NoState(EventSourced):
             @handler
             def look(self) -> None:
@@ -415,7 +415,7 @@ def test_what_is_wrong_in_a_class_is_said_where_it_is_declared() -> None:
 
     with pytest.raises(ConfigError, match="takes one event"):
 
-        @own.entity(name="c")
+        @bus.entity(name="c")
         class NoEvent(EventSourced):
             state: Balance
 
@@ -429,7 +429,7 @@ def test_what_is_wrong_in_a_class_is_said_where_it_is_declared() -> None:
 
     with pytest.raises(ConfigError, match="two folds"):
 
-        @own.entity(name="d")
+        @bus.entity(name="d")
         class Twice(EventSourced):
             state: Balance
 
@@ -447,7 +447,7 @@ def test_what_is_wrong_in_a_class_is_said_where_it_is_declared() -> None:
 
     with pytest.raises(ConfigError, match="state_ttl"):
 
-        @own.entity(name="e", state_ttl="1d")
+        @bus.entity(name="e", state_ttl="1d")
         class Ttl(EventSourced):
             state: Balance
 

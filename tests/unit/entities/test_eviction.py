@@ -29,7 +29,7 @@ def gone(policy: EvictionPolicy, limit: int, uses: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("uses", "wanted"),
+    ("uses", "victim"),
     [
         ("a b c", ""),
         ("a b c d", "a"),
@@ -40,12 +40,12 @@ def gone(policy: EvictionPolicy, limit: int, uses: str) -> str:
         ("a b c d b a", "a c"),
     ],
 )
-def test_B81_lru_takes_the_least_recently_used(uses: str, wanted: str) -> None:
-    assert gone(LeastRecent(), 3, uses) == wanted
+def test_B81_lru_takes_the_least_recently_used(uses: str, victim: str) -> None:
+    assert gone(LeastRecent(), 3, uses) == victim
 
 
 @pytest.mark.parametrize(
-    ("uses", "wanted"),
+    ("uses", "victim"),
     [
         ("a b c d e", "a"),
         ("a a b c d e f g", "b c d"),  # a was used again: it is above, and victims come from below
@@ -56,12 +56,12 @@ def test_B81_lru_takes_the_least_recently_used(uses: str, wanted: str) -> None:
         ("a a b c c d d e f", "b a"),
     ],
 )
-def test_B81_slru_takes_entities_used_once_first(uses: str, wanted: str) -> None:
-    assert gone(Segmented(4, 0.5), 4, uses) == wanted
+def test_B81_slru_takes_entities_used_once_first(uses: str, victim: str) -> None:
+    assert gone(Segmented(4, 0.5), 4, uses) == victim
 
 
 @pytest.mark.parametrize(
-    ("uses", "wanted"),
+    ("uses", "victim"),
     [
         ("a b c d", "c"),
         ("a b c d e f", "c d e"),
@@ -69,12 +69,12 @@ def test_B81_slru_takes_entities_used_once_first(uses: str, wanted: str) -> None
         ("a b c a b d", "b"),
     ],
 )
-def test_B82_mru_takes_the_second_most_recently_used(uses: str, wanted: str) -> None:
-    assert gone(MostRecent(), 3, uses) == wanted
+def test_B82_mru_takes_the_second_most_recently_used(uses: str, victim: str) -> None:
+    assert gone(MostRecent(), 3, uses) == victim
 
 
 @pytest.mark.parametrize(
-    ("limit", "uses", "wanted"),
+    ("limit", "uses", "victim"),
     [
         (3, "a a b b c d", "c"),
         (3, "a a a b b c d e f", "c d b"),  # c had 1, so who comes later begins with 2, as b has
@@ -83,9 +83,9 @@ def test_B82_mru_takes_the_second_most_recently_used(uses: str, wanted: str) -> 
     ],
 )
 def test_B83_lfu_takes_the_least_used_and_old_uses_lose_weight(
-    limit: int, uses: str, wanted: str
+    limit: int, uses: str, victim: str
 ) -> None:
-    assert gone(LeastFrequent(), limit, uses) == wanted
+    assert gone(LeastFrequent(), limit, uses) == victim
 
 
 def test_mru_keeps_what_a_loop_comes_back_to_and_lru_nothing() -> None:
@@ -189,7 +189,7 @@ def test_the_clever_one_does_as_the_dumb_one(name: str, uses: list[str]) -> None
     policy, dumb = (make() for make in PAIRS[name])
     memory = PolicyMemory(policy, LIMIT)
     here: list[str] = []
-    wanted: list[str] = []
+    victims: list[str] = []
     for now, entity_id in enumerate(uses, 1):
         memory.use(entity_id)
         dumb.use(entity_id, now)
@@ -199,11 +199,11 @@ def test_the_clever_one_does_as_the_dumb_one(name: str, uses: list[str]) -> None
             victim = dumb.victim()
             dumb.drop(victim)
             here.remove(victim)
-            wanted.append(victim)
-    assert memory.gone == wanted
+            victims.append(victim)
+    assert memory.gone == victims
 
 
-# What every policy promises
+# Promises of every policy
 
 EVERY: dict[str, Callable[[], EvictionPolicy]] = {
     **{name: pair[0] for name, pair in PAIRS.items()},

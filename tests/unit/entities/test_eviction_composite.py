@@ -59,7 +59,7 @@ def test_what_was_long_ago_counts_half() -> None:
 
 
 @pytest.mark.parametrize(
-    ("uses", "wanted"),
+    ("uses", "victim"),
     [
         ("a b c d", ""),
         ("a b c d e", "d"),  # d was used no more often than a, so it does not take its place
@@ -69,10 +69,10 @@ def test_what_was_long_ago_counts_half() -> None:
         ("a a b b c c d d e", "d"),  # alike: who is there already stays
     ],
 )
-def test_B84_a_new_entity_stays_if_it_is_used_more_than_the_victim(uses: str, wanted: str) -> None:
+def test_B84_a_new_entity_stays_if_it_is_used_more_than_the_victim(uses: str, victim: str) -> None:
     memory = PolicyMemory(CompositePolicy(4, 0.25, 0.5), 4)
     memory.use(*uses.split())
-    assert " ".join(memory.gone) == wanted
+    assert " ".join(memory.gone) == victim
 
 
 def test_a_scan_beside_the_work_pushes_hardly_anybody_out() -> None:

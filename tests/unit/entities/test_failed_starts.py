@@ -1,4 +1,5 @@
-"""Starts that fail: what supervision says of them, who is refused, and who does not stay."""
+"""Starts that fail: the decision of supervision, the refused senders, and the entities that do not
+stay."""
 
 from __future__ import annotations
 
@@ -111,7 +112,7 @@ def pausing(b: Bench) -> set[str]:
     return {i for i, a in b.host.active.items() if a.state is LifeState.PAUSING}
 
 
-# What supervision says
+# Decisions of supervision
 
 
 @ALL
@@ -208,12 +209,12 @@ async def test_at_a_handoff_waiting_messages_go_to_the_next_home() -> None:
     b = bench(Waiting, log := Failing(), STOP)
     b.host.passes_on = True
     log.start_gate.clear()
-    asked = b.ask("e", "hit", 1)
+    ask = b.ask("e", "hit", 1)
     await turns()
     b.stop()
     log.start_gate.set()
     await b.stopped()
-    assert not asked.done()
+    assert not ask.done()
     assert [entity_id for entity_id, _ in b.host.take_left(Bench.SHARD)] == ["e"]
 
 
@@ -253,7 +254,7 @@ async def test_B79_an_unwanted_entity_that_fails_to_start_is_passivated_when_idl
     cls: type,
 ) -> None:
     b = bench(cls, Failing(), passivate_after=10, entity_restart_backoff_min=3600)
-    asked = b.ask("e", "hit", 1, ticks=100)
+    ask = b.ask("e", "hit", 1, ticks=100)
     b.ask("waits", "hit", 2, ticks=100_000)
     b.tell("told", "hit", 3)
     await turns(10)
@@ -264,7 +265,7 @@ async def test_B79_an_unwanted_entity_that_fails_to_start_is_passivated_when_idl
     assert b.host.counts.stopped == {"passivation": 1}
     assert b.dropped == {"start_failed": 1}
     with pytest.raises(EntityFailed, match="it does not start: no such customer"):
-        await asked
+        await ask
     failing(b, "waits")
     failing(b, "told")
     await turns()
@@ -358,10 +359,10 @@ async def test_an_ask_that_cannot_wait_for_the_next_attempt_gets_the_cause(cls: 
 
 async def test_a_start_that_succeeds_forgets_what_failed() -> None:
     b = bench(Starting, log := Failing(), entity_restart_backoff_min=0.01)
-    asked = b.ask("e", "hit", 1, ticks=100)
+    ask = b.ask("e", "hit", 1, ticks=100)
     await until(lambda: pausing(b), "two failed starts")
     log.error = None
-    assert await asked == 1
+    assert await ask == 1
     assert b.host.counts.failed.starts == {}
     activation = b.activation("e")
     assert activation is not None

@@ -1,4 +1,4 @@
-"""What a type keeps of failures: counts and texts, within bounds, and never an exception."""
+"""A type's record of failures: counts and texts, within bounds, and never an exception."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_failures_are_counted_by_method_and_the_last_are_kept_as_text() -> None:
         failed.add(float(n), "pay", f"o-{n}", raised(ValueError(f"no {n}")))
     pay = failed.methods["pay"]
     assert pay.count == KEPT + 2
-    assert [(one.entity_id, one.error, one.text) for one in pay.last] == [
+    assert [(failure.entity_id, failure.error, failure.text) for failure in pay.last] == [
         (f"o-{n}", "ValueError", f"no {n}") for n in range(2, KEPT + 2)
     ]
     assert "in raised" in pay.last[-1].stack
@@ -72,7 +72,7 @@ def test_one_traceback_a_second_is_written() -> None:
     failed = HandlerFailures()
     for at in (0.0, 0.9 * STACK_EVERY_S, STACK_EVERY_S):
         failed.add(at, "pay", "o-1", raised(ValueError()))
-    assert [bool(one.stack) for one in failed.methods["pay"].last] == [True, False, True]
+    assert [bool(failure.stack) for failure in failed.methods["pay"].last] == [True, False, True]
 
 
 def test_no_exception_is_kept_and_any_has_a_text() -> None:

@@ -1,4 +1,5 @@
-"""Hosting: who is let in, how entities and shards end, and what waits for the next incarnation."""
+"""Hosting: admission, the ends of entities and shards, and messages that wait for the next
+incarnation."""
 
 from __future__ import annotations
 
@@ -246,7 +247,7 @@ async def test_a_shutdown_gives_its_reason() -> None:
 
 @pytest.mark.parametrize("method", ["passivate", "stop_later"])
 async def test_a_handoff_waits_for_a_passivation_that_has_begun(method: str) -> None:
-    """What waits for the next incarnation is handled by it, here, before the shard is given
+    """The next incarnation handles its waiting messages, here, before the shard is given
     away."""
     b = bench(log := Log())
     log.end_gate.clear()
@@ -258,8 +259,8 @@ async def test_a_handoff_waits_for_a_passivation_that_has_begun(method: str) -> 
     log.end_gate.set()
     assert await asyncio.gather(*waiting) == [2, 3]
     await b.stopped()
-    own = StopReason.PASSIVATION if method == "passivate" else StopReason.STOPPED
-    assert log.rows == [1, ("e", own), 2, 3, ("e", StopReason.HANDOFF)]
+    reason = StopReason.PASSIVATION if method == "passivate" else StopReason.STOPPED
+    assert log.rows == [1, ("e", reason), 2, 3, ("e", StopReason.HANDOFF)]
     assert b.dropped == {}
 
 
@@ -510,7 +511,7 @@ async def test_a_passivation_in_a_closed_shard_is_found() -> None:
     assert b.host.entities == 0
 
 
-# What contexts may not do
+# Actions that contexts forbid
 
 
 async def test_stashing_without_a_message_is_refused() -> None:
@@ -573,7 +574,7 @@ def test_a_walk_names_each_entity_once_in_parts() -> None:
         home = host.active if n % 2 else hosted.activations
         home[f"e{n}"] = Counted(f"e{n}", hosted)
     parts = list(Host.walk(host, 64))
-    found = [row for part in parts for row in part]
-    assert sorted(found) == sorted((f"e{n}", str(n % 100)) for n in range(1000))
+    rows = [row for part in parts for row in part]
+    assert sorted(rows) == sorted((f"e{n}", str(n % 100)) for n in range(1000))
     assert max(map(len, parts)) == 64
     assert len(looked) == 1000

@@ -91,8 +91,10 @@ class Tasks(Entity):
 
     def keep(self, how: str) -> object:
         task: Any = asyncio.current_task()
-        known = any(key() is task for key in self.watched.keyrefs())  # `in` would leave a trace
-        before = [color.get(), known, task.get_name(), getattr(task, "note", "")]
+        is_watched = any(
+            key() is task for key in self.watched.keyrefs()
+        )  # `in` would leave a trace
+        before = [color.get(), is_watched, task.get_name(), getattr(task, "note", "")]
         match how:
             case "list":
                 self.kept.append(task)
@@ -160,8 +162,8 @@ def clean(answer: Any) -> bool:
     """True if a handler has found nothing of another one."""
     if isinstance(answer, EntityFailed):
         return True
-    value, known, name, note = answer
-    return value == "none" and not known and not note and name != "mine"
+    value, is_known, name, note = answer
+    return value == "none" and not is_known and not note and name != "mine"
 
 
 @pytest.mark.parametrize("before", [False, True], ids=["starting", "running"])
@@ -173,12 +175,12 @@ async def test_no_handler_finds_what_another_one_has_left(
     if before:
         await asyncio.gather(*bench.ask_many("plain", *((f"e{i}", ("",)) for i in range(6))))
     hows = ["", how, "", how, how, ""]
-    asks = bench.ask_many(method, *((f"e{i}", (one,)) for i, one in enumerate(hows)))
+    asks = bench.ask_many(method, *((f"e{i}", (mark,)) for i, mark in enumerate(hows)))
     for other in ("plain", "at_once", "waits", "thread"):
         asks += bench.ask_many(other, ("e9", ("",)), ("e1", ("",)))
     for got in await asyncio.gather(*asks, return_exceptions=True):
         assert clean(got), got
-    kept = [id(one) for one in bench.kind.cls.kept if one != "called"]  # type: ignore[attr-defined]
+    kept = [id(mark) for mark in bench.kind.cls.kept if mark != "called"]  # type: ignore[attr-defined]
     assert len(set(kept)) == len(kept), "no two handlers had one task"
 
 
@@ -211,9 +213,9 @@ class Quiet(Entity):
     @handler
     def weakly(self) -> bool:
         task = asyncio.current_task()
-        known = any(reference() is task for reference in self.seen)
+        is_seen = any(reference() is task for reference in self.seen)
         self.seen.append(ref(task))
-        return known
+        return is_seen
 
     @handler
     def plain(self) -> int:

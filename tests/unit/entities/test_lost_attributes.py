@@ -77,9 +77,9 @@ def application() -> ShardBus:
 
 async def test_the_kit_warns_with_the_line_of_the_save() -> None:
     counter = application().types["book"].cls
-    with pytest.warns(RuntimeWarning) as found, EntityProbe(counter, "a") as probe:
+    with pytest.warns(RuntimeWarning) as warnings_seen, EntityProbe(counter, "a") as probe:
         assert probe.run(probe.ref.add("totl")) == 0
-    [warning] = [one for one in found if "is not stored" in str(one.message)]
+    [warning] = [record for record in warnings_seen if "is not stored" in str(record.message)]
     assert str(warning.message) == ("the state of book.totl is not stored: Book has no such field")
     assert warning.filename == __file__
     with warnings.catch_warnings():

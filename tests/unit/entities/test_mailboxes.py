@@ -71,10 +71,10 @@ class Mail(Entity):
 
     @handler
     def last(self) -> None:
-        """Holds: what comes now waits for the next incarnation."""
+        """Holds: messages that come now wait for the next incarnation."""
 
     def receive(self, message: object) -> None:
-        """What came of its work."""
+        """The outcome of its work."""
 
 
 def bench(gates: Gates) -> Bench:
@@ -139,7 +139,7 @@ async def and_holds(b: Bench, gates: Gates) -> None:
     ],
 )
 async def test_B107_the_bound_in_bytes_holds_for_every_mailbox(way: Any) -> None:
-    """What is in one is reckoned by its first and last message, so it is about the bound."""
+    """The content of one is reckoned by its first and last message, so it is about the bound."""
     b = bench(gates := Gates())
     await way(b, gates)
     activation = b.activation("e")
@@ -518,7 +518,7 @@ def test_every_sender_of_an_entity_gets_a_turn_when_it_has_room() -> None:
     senders[0].release = fill_again  # type: ignore[method-assign]
     box(full).clear()
     limited.clock.check()
-    assert [one.said for one in senders] == [
+    assert [each.said for each in senders] == [
         ["hold e", "release e", "hold e"],
         ["hold e", "release e"],
         ["hold e", "release e"],

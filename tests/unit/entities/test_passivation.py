@@ -84,7 +84,7 @@ def here(b: Bench) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "uses", "wanted"),
+    ("strategy", "uses", "victims"),
     [
         ("lru", "a b c a d e", "b c"),
         ("lru", "a b c d a", "a b"),
@@ -94,14 +94,14 @@ def here(b: Bench) -> set[str]:
     ],
 )
 async def test_T_SU14_each_policy_passivates_its_victims(
-    strategy: str, uses: str, wanted: str
+    strategy: str, uses: str, victims: str
 ) -> None:
     b = bench(log := Log(), active_entity_limit=3, passivation_strategy=strategy)
     await use(b, uses)
-    assert log.gone == wanted
+    assert log.gone == victims
     assert {reason for _, reason in log.stopped} == {StopReason.PASSIVATION}
-    assert b.host.counts.stopped == {"passivation": len(wanted.split())}
-    assert b.host.passivator.evicted == len(wanted.split())
+    assert b.host.counts.stopped == {"passivation": len(victims.split())}
+    assert b.host.passivator.evicted == len(victims.split())
 
 
 async def test_a_policy_that_counts_uses_gets_them_at_sweeps() -> None:
@@ -413,7 +413,7 @@ async def test_a_much_lower_limit_is_reached_in_several_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("declared", "section", "own"),
+    ("declared", "section", "result"),
     [
         ({"remember": True, "active_entity_limit": 5}, {}, {}),
         ({"remember": True}, {}, {"active_entity_limit": 5}),
@@ -422,9 +422,9 @@ async def test_a_much_lower_limit_is_reached_in_several_passes() -> None:
     ],
 )
 def test_a_limit_on_remembered_entities_is_refused(
-    declared: dict[str, object], section: dict[str, Any], own: dict[str, object]
+    declared: dict[str, object], section: dict[str, Any], result: dict[str, object]
 ) -> None:
-    chosen = ShardingSettings(**section, types={"page": own})
+    chosen = ShardingSettings(**section, types={"page": result})
     with pytest.raises(ConfigError, match="both remember and active_entity_limit"):
         chosen.for_type("page", declared)
 

@@ -17,7 +17,7 @@ class Counted(Entity):
 
 
 @pytest.mark.parametrize(
-    ("policy", "wanted"),
+    ("policy", "expected"),
     [
         (Passivation.idle(60), {"passivate_after": 60.0}),
         (Passivation.never(), {"passivate_after": 0.0, "active_entity_limit": 0}),
@@ -39,11 +39,11 @@ class Counted(Entity):
         ),
     ],
 )
-def test_a_policy_stands_for_settings(policy: Passivation, wanted: dict[str, object]) -> None:
+def test_a_policy_stands_for_settings(policy: Passivation, expected: dict[str, object]) -> None:
     bus = ShardBus("shop")
     bus.entity("page", passivation=policy)(Counted)
     chosen = ShardingSettings().for_type("page", bus.types["page"].declared)
-    assert {name: getattr(chosen, name) for name in wanted} == wanted
+    assert {name: getattr(chosen, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(

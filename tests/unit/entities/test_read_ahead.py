@@ -25,7 +25,7 @@ class Note:
 
 
 class Book(Entity):
-    """Writes down what it gets."""
+    """Writes down its messages."""
 
     log: list[tuple[str, int]]
     gate: asyncio.Event
@@ -64,16 +64,16 @@ async def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many messages were read ahead, run by run."""
-    found: list[int] = []
-    known = read_ahead
+    numbers: list[int] = []
+    depth = read_ahead
 
     def counted(invoker: Any, payloads: list[bytes]) -> list[Any] | None:
-        ahead = known(invoker, payloads)
-        found.append(0 if ahead is None else len(ahead))
+        ahead = depth(invoker, payloads)
+        numbers.append(0 if ahead is None else len(ahead))
         return ahead
 
     monkeypatch.setattr("tests.unit.entities.entity_kit.read_ahead", counted)
-    return found
+    return numbers
 
 
 def rows(*notes: Note) -> list[tuple[str, tuple[Note]]]:

@@ -1,5 +1,5 @@
 """Handlers that refuse: the asker gets the rejection, and the entity goes on as it is. Handlers
-that fail: what is counted, what restarts, and what waits."""
+that fail: counts, restarts, and waiting messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class OutOfStock(Rejection):
 
 
 class Shop(Entity):
-    """Refuses in every way, and counts what it has sold."""
+    """Refuses in every way, and counts its sales."""
 
     log: Log
 
@@ -118,10 +118,10 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.mark.parametrize("method", ["sell", "sell_async", "sell_later", "sell_in_thread"])
 async def test_a_rejection_is_an_answer_and_the_entity_goes_on(method: str) -> None:
-    asked: list[Exception] = []
+    errors: list[Exception] = []
 
     def supervision(error: Exception) -> Directive:
-        asked.append(error)
+        errors.append(error)
         return Directive.STOP
 
     b = bench(supervision=supervision)
@@ -132,7 +132,7 @@ async def test_a_rejection_is_an_answer_and_the_entity_goes_on(method: str) -> N
     assert refused.value.left == 3
     assert await b.ask("e", method, 1) == 3
     assert b.entity("e") is entity
-    assert not asked
+    assert not errors
     assert not b.dropped
     assert b.host.counts.failures == 0
     assert b.host.counts.started == {"message": 1}
@@ -214,7 +214,7 @@ async def test_a_rejection_in_the_stop_message_stops_the_entity() -> None:
     assert b.host.counts.stopped == {"handoff": 1}
 
 
-# Told messages that fail
+# Tells that fail
 
 
 @pytest.mark.parametrize("method", ["fail", "fail_later"])
@@ -340,7 +340,7 @@ async def test_a_message_in_between_ends_the_backoff_of_own_failures(waits: list
     assert "failed" not in b.dropped
 
 
-# What passes through
+# Errors that pass through
 
 
 async def test_a_rejection_that_an_entity_does_not_catch_reaches_its_own_asker() -> None:

@@ -1,4 +1,5 @@
-"""Remembered entities: the list in the store is ahead of the memory, and what it holds runs."""
+"""Remembered entities: the list in the store is ahead of the memory, and the entities of the list
+run."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ async def test_an_ask_whose_deadline_passed_in_the_mailbox_is_not_handled() -> N
     assert b.dropped == {"expired": 1}
 
 
-# What does not fit
+# Values that do not fit
 
 
 @pytest.mark.parametrize("payload", [b"\x90", b"\x93\x01\x02\x03", b"\x91\x05", b"\xc1", b""])
@@ -285,21 +285,21 @@ COLOUR: contextvars.ContextVar[str] = contextvars.ContextVar("colour", default="
 async def test_in_one_run_a_handler_that_waits_raises_or_sets_context_is_alone_with_it() -> None:
     log = Log()
     b = bench(Mixed, log)
-    asked = ["return", "wait", "raise", "wait, raise", "return"]
+    ways = ["return", "wait", "raise", "wait, raise", "return"]
     rows, answers = [], []
-    for n, what in enumerate(asked):
+    for n, what in enumerate(ways):
         corr, future = b.asker.expect()
         rows.append((f"e{n}", encode_value((what,)), corr))
         answers.append(future)
     b._deliver("go", rows, b.asker, 10_000)
-    began = [(f"e{n}", what, "none") for n, what in enumerate(asked)]
+    began = [(f"e{n}", what, "none") for n, what in enumerate(ways)]
     assert [entry for entry in log.rows if entry[2] == "none"] == began
-    assert [a.done() for a in answers] == ["wait" not in what for what in asked]
+    assert [a.done() for a in answers] == ["wait" not in what for what in ways]
     log.gate.set()
     outcomes = await asyncio.gather(*answers, return_exceptions=True)
-    told = [o if isinstance(o, str) else type(o).__name__ for o in outcomes]
-    assert told == ["return", "wait", "EntityFailed", "EntityFailed", "return"]
-    ended = [(f"e{n}", what, what) for n, what in enumerate(asked) if "raise" not in what]
+    results = [o if isinstance(o, str) else type(o).__name__ for o in outcomes]
+    assert results == ["return", "wait", "EntityFailed", "EntityFailed", "return"]
+    ended = [(f"e{n}", what, what) for n, what in enumerate(ways) if "raise" not in what]
     assert sorted(entry for entry in log.rows if entry[2] != "none") == sorted(ended)
     assert COLOUR.get() == "none"
 
@@ -879,10 +879,10 @@ async def test_an_object_of_a_message_class_reaches_receive() -> None:
 
 
 async def test_S2_90_a_blocking_handler_runs_in_threads_of_the_applications_own() -> None:
-    own, gate = ThreadPoolExecutor(1, "own"), threading.Event()
+    pool, gate = ThreadPoolExecutor(1, "own"), threading.Event()
 
     class Printer(Entity):
-        @handler(thread=own)
+        @handler(thread=pool)
         def here(self) -> str:
             assert gate.wait(10)
             return threading.current_thread().name
@@ -903,7 +903,7 @@ async def test_S2_90_a_blocking_handler_runs_in_threads_of_the_applications_own(
     assert not (await b.ask("c", "there")).startswith("own"), "it does not wait for the others"
     gate.set()
     assert await asyncio.gather(*busy) == ["own_0", "own_0"]
-    own.shutdown()
+    pool.shutdown()
     with pytest.raises(EntityFailed, match="after shutdown"):
         await b.ask("d", "here")
 
@@ -942,7 +942,7 @@ async def test_a_restart_ends_the_timers_of_the_failed_entity() -> None:
     b.tell("e", "set_and_fail")
     assert b.activation("e") is not None
     await turns(20)
-    asked = b.ask("e", "ping")
-    assert asked.done()
-    assert asked.result() == "pong"
+    ask = b.ask("e", "ping")
+    assert ask.done()
+    assert ask.result() == "pong"
     assert log.rows == []

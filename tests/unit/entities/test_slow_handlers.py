@@ -21,7 +21,7 @@ HERE = __file__
 
 
 class Gates:
-    """What the handlers of this file wait for."""
+    """The waits of this file's handlers."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()
@@ -185,7 +185,7 @@ async def test_messages_of_receive_starts_and_ends_are_named_too(
 
 
 def block_while(look: Looker, *seconds: float) -> Callable[[], None]:
-    """What a handler does: block until another thread has looked at it as the watchdog does."""
+    """The action of a handler: block until another thread has looked at it as the watchdog does."""
 
     def block() -> None:
         watchdog = threading.Thread(target=lambda: [look.slow.stalled(s) for s in seconds])
@@ -211,7 +211,7 @@ async def test_a_handler_that_blocks_is_named_once_with_the_stack(
 
 
 def slow_codec(look: Looker, seconds: Sequence[float]) -> None:
-    """What no handler does."""
+    """An action of no handler."""
     block_while(look, *seconds)()
 
 

@@ -1,4 +1,4 @@
-"""The limit on the size of a state, its compression, and what the states in memory take."""
+"""The limit on the size of a state, its compression, and the sizes of the states in memory."""
 
 from __future__ import annotations
 

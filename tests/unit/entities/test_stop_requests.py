@@ -1,4 +1,4 @@
-"""Where ends meet what is put aside: stop messages and limits while an entity's work is under way,
+"""Where ends meet messages put aside: stop messages and limits while an entity's work is under way,
 and starts that fail while the shard is to move."""
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ async def test_an_earlier_outcome_does_not_wait_behind_other_messages() -> None:
     b.host.tell_self(activation, "", encode_value("timer"), "")
     log.gate.set()
     assert await asyncio.gather(slow, later) == [1, 2]
-    wanted = [1, "stop", "written", "timer", "last", StopReason.PASSIVATION, 2]
-    assert log.rows == wanted
+    expected = [1, "stop", "written", "timer", "last", StopReason.PASSIVATION, 2]
+    assert log.rows == expected
 
 
 async def test_outcomes_behind_the_stop_message_come_before_waiting_messages() -> None:
@@ -116,8 +116,8 @@ async def test_outcomes_behind_the_stop_message_come_before_waiting_messages() -
     b.host.tell_self(activation, "", encode_value("timer"), "")
     log.gate.set()
     assert await later == 1
-    wanted = ["stop", "written", "timer", "last", StopReason.PASSIVATION, 1]
-    assert log.rows == wanted
+    expected = ["stop", "written", "timer", "last", StopReason.PASSIVATION, 1]
+    assert log.rows == expected
 
 
 @pytest.mark.parametrize("cls", [Order, Hurried])
@@ -151,7 +151,7 @@ async def test_a_handoff_waits_for_the_work_of_an_entity_that_holds_and_for_the_
 
 
 async def test_an_entity_that_holds_at_a_handoff_waits_only_for_its_work() -> None:
-    """It was told to stop by the runtime, and said itself with which message it wants to."""
+    """The runtime stops it, and it declared the message with which it stops."""
 
     class Closes(Order):
         async def receive(self, message: str) -> None:
@@ -212,12 +212,12 @@ async def test_B89_an_entity_with_work_under_way_is_not_evicted(strategy: str) -
 # Starts that fail while the shard is to move
 
 
-@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("by_tell", [False, True])
 @pytest.mark.parametrize("reason", [StopReason.HANDOFF, StopReason.SHUTDOWN])
 async def test_a_start_is_tried_again_for_messages_that_wait_though_the_shard_is_to_move(
-    reason: StopReason, told: bool
+    reason: StopReason, by_tell: bool
 ) -> None:
-    cls, stop_message = (Hurried, {"stop_message": "stop"}) if told else (Order, {})
+    cls, stop_message = (Hurried, {"stop_message": "stop"}) if by_tell else (Order, {})
     b = bench(log := Log(), cls, entity_restart_backoff_min=0.01, **stop_message)
     log.fail = [StoreUnavailable(str(n)) for n in range(4)]
     asks = [b.ask("e", "hit", n) for n in (1, 2)]
@@ -225,7 +225,7 @@ async def test_a_start_is_tried_again_for_messages_that_wait_though_the_shard_is
     b.stop(reason)
     assert await asyncio.gather(*asks) == [1, 2]
     await b.stopped()
-    assert log.rows == [1, 2, *(["stop"] if told else []), reason]
+    assert log.rows == [1, 2, *(["stop"] if by_tell else []), reason]
     assert b.dropped == {}
 
 
@@ -249,13 +249,13 @@ async def test_a_store_that_stays_silent_at_a_handoff_is_asked_until_the_entity_
     assert log.rows == []
 
 
-@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("by_tell", [False, True])
 @pytest.mark.parametrize("error", [StaleFence("order", "e", 7, 8), ValueError("broken")])
 async def test_a_start_that_cannot_succeed_here_ends_with_the_shard(
-    error: Exception, told: bool
+    error: Exception, by_tell: bool
 ) -> None:
     """A newer activation has the state, or the code is wrong: it will not be otherwise soon."""
-    stop_message = {"stop_message": "stop"} if told else {}
+    stop_message = {"stop_message": "stop"} if by_tell else {}
     b = bench(log := Log(), entity_restart_backoff_min=0.01, **stop_message)
     log.fail = [error] * 1000
     waiting = b.ask("e", "hit", 1)
@@ -298,12 +298,12 @@ class Failing(Entity):
         self.context.stop()
 
 
-@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("by_tell", [False, True])
 @pytest.mark.parametrize("directive", ["restart", "stop"])
 async def test_an_entity_that_fails_at_a_handoff_restarts_before_it_goes_on(
-    directive: str, told: bool
+    directive: str, by_tell: bool
 ) -> None:
-    stop_message = {"stop_message": "stop"} if told else {}
+    stop_message = {"stop_message": "stop"} if by_tell else {}
     b = bench(log := Log(), Failing, supervision={ValueError: directive}, **stop_message)
     log.fail = [ValueError("spoiled")]
     failing = b.ask("e", "spoil")
@@ -315,7 +315,7 @@ async def test_an_entity_that_fails_at_a_handoff_restarts_before_it_goes_on(
         await failing
     assert await asyncio.gather(*asks) == [1, 2]
     await b.stopped()
-    last = [*(["stop"] if told else []), StopReason.HANDOFF]
+    last = [*(["stop"] if by_tell else []), StopReason.HANDOFF]
     first = [StopReason.FAILURE] if directive == "stop" else []
     assert log.rows == [*first, 1, 2, *last]
     assert b.dropped == {}

@@ -1,5 +1,5 @@
-"""Stop messages: what an entity gets before it goes, what it may do then, and what if it does not
-go."""
+"""Stop messages: the message that an entity gets before it goes, its permitted actions then, and an
+entity that does not go."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def bench(log: Log, cls: type[Any] = Obedient, /, **options: Any) -> Bench:
     return Bench(bus, **options)
 
 
-# Who is told, and when
+# Receivers of the stop message, and the time
 
 
 async def test_S2_27_at_a_handoff_the_stop_message_comes_behind_the_mailbox() -> None:
@@ -210,10 +210,10 @@ async def test_entities_waiting_for_the_store_get_stop_messages_last() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "wanted"),
+    ("message", "expected"),
     [("finish", "handler"), ("other", "other"), (Goodbye("now"), "now"), (5, 5)],
 )
-async def test_a_stop_message_finds_its_handler(message: object, wanted: object) -> None:
+async def test_a_stop_message_finds_its_handler(message: object, expected: object) -> None:
     rows: list[object] = []
 
     class Ends(Entity):
@@ -236,7 +236,7 @@ async def test_a_stop_message_finds_its_handler(message: object, wanted: object)
     await b.ask("e", "hit")
     b.stop()
     await b.stopped()
-    assert rows == [wanted]
+    assert rows == [expected]
 
 
 @pytest.mark.parametrize(
@@ -313,8 +313,8 @@ async def test_an_entity_that_holds_handles_only_its_own_timers() -> None:
     assert log.rows == [1, "stop", "tick 0"]
     log.gate.set()
     assert await later == 2
-    wanted = [1, "stop", "tick 0", "tick 1", "tick 2", StopReason.PASSIVATION, 2]
-    assert log.rows == wanted
+    expected = [1, "stop", "tick 0", "tick 1", "tick 2", StopReason.PASSIVATION, 2]
+    assert log.rows == expected
 
 
 async def test_stashed_messages_go_first_to_the_next_activation() -> None:
@@ -430,12 +430,12 @@ async def test_C18_an_on_stop_that_does_not_return_is_cut_off_at_a_passivation_t
 
 async def test_the_asker_of_a_handler_that_is_cut_off_gets_an_error() -> None:
     b = bench(log := Log())
-    asked = b.ask("e", "slow", 1)
+    ask = b.ask("e", "slow", 1)
     await turns()
     b.host.stop_shards([Bench.SHARD], StopReason.HANDOFF, 0.0)
-    assert asked.done()
-    assert isinstance(asked.exception(), EntityFailed)
-    assert "did not stop in time" in str(asked.exception())
+    assert ask.done()
+    assert isinstance(ask.exception(), EntityFailed)
+    assert "did not stop in time" in str(ask.exception())
     log.gate.set()
     await turns(20)
     assert log.rows == []
@@ -456,17 +456,17 @@ async def test_an_entity_that_stops_in_time_is_not_cut_off_later() -> None:
 # Failures on the way
 
 
-@pytest.mark.parametrize("own", [False, True])
-async def test_an_entity_that_fails_on_its_stop_message_stops(own: bool) -> None:
+@pytest.mark.parametrize("is_own", [False, True])
+async def test_an_entity_that_fails_on_its_stop_message_stops(is_own: bool) -> None:
     class Fails(Obedient):
         def receive(self, message: str) -> None:
             raise ValueError(message)
 
-    b = bench(log := Log(), Fails, stop_message=None if own else "stop")
-    await b.ask("e", "passivate" if own else "hit", 1)
+    b = bench(log := Log(), Fails, stop_message=None if is_own else "stop")
+    await b.ask("e", "passivate" if is_own else "hit", 1)
     b.stop()
     await b.stopped()
-    assert log.rows == [1, StopReason.PASSIVATION if own else StopReason.HANDOFF]
+    assert log.rows == [1, StopReason.PASSIVATION if is_own else StopReason.HANDOFF]
     assert b.host.counts.failures == 1
 
 
@@ -548,7 +548,7 @@ ORDERS = [
 async def test_T_SU22_no_order_of_commands_recovery_and_stop_message_loses_a_command(
     order: tuple[str, ...], settled: bool
 ) -> None:
-    """What comes after the hand-off has begun goes to the next home, as senders would send it."""
+    """Messages after the begin of the hand-off go to the next home, as senders would send it."""
     bus = ShardBus("shop")
     bus.entity("account", stop_message="stop")(Account)
     Account.recovered, Account.done = asyncio.Event(), []

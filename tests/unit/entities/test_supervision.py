@@ -1,4 +1,4 @@
-"""Supervision: what happens to an entity that fails or stops; no other is affected."""
+"""Supervision: the fate of an entity that fails or stops; no other is affected."""
 
 from __future__ import annotations
 
@@ -401,9 +401,9 @@ async def test_a_stop_wins_over_the_failure_of_a_constructor() -> None:
     bus = ShardBus("test")
     bus.entity("unwilling")(Unwilling)
     b = Bench(bus)
-    asked = b.ask("e", "hit")
+    ask = b.ask("e", "hit")
     await turns(50)
-    assert asked.done()
-    assert str(asked.exception()) == "LookupError: too late"
+    assert ask.done()
+    assert str(ask.exception()) == "LookupError: too late"
     assert Unwilling.starts == 1
     assert b.host.entities == 0

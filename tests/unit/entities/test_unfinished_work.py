@@ -90,9 +90,9 @@ async def test_the_work_behind_an_answer_is_done(way: str, number: int) -> None:
     shop.tell("a", "act", number)
     shop.tell_many("act", ("a", (number * 2,)), ("b", (number,)), ("c", (number,)))
     assert await shop.ask("a", "act", number * 3) == number * 3
-    await until(lambda: all(shop.entity(one).done for one in "abc"), "work is left")
+    await until(lambda: all(shop.entity(entity_id).done for entity_id in "abc"), "work is left")
     assert shop.entity("a").done == [number, number * 2, number * 3]
-    await until(lambda: not any(shop.activation(one).busy for one in "abc"), "one is busy")
+    await until(lambda: not any(shop.activation(i).busy for i in "abc"), "one is busy")
     counts = shop.host.counts
     assert (counts.begun, counts.undone, shop.dropped) == (5, 0, {})
 
@@ -185,9 +185,9 @@ async def test_work_may_put_its_message_aside() -> None:
     bus = ShardBus("shop")
     bus.entity()(Stashing)
     shop = Bench(bus)
-    asked = shop.ask("a", "act", 5)
+    ask = shop.ask("a", "act", 5)
     await shop.ask("a", "unlock")
-    assert await asked == 5
+    assert await ask == 5
     assert shop.entity("a").done == [5]
 
 
@@ -214,8 +214,8 @@ def test_what_is_unfinished() -> None:
     undone = [coroutine, Lazy(generator), generator(), async_generator()]
     undone.append(contextlib.contextmanager(generator)())
     done = [None, 1, "a", b"", [], {}, (), generator, nested, contextlib.nullcontext, object()]
-    assert [is_unfinished(one) for one in undone] == [True] * len(undone)
-    assert [is_unfinished(one) for one in done] == [False] * len(done)
+    assert [is_unfinished(work) for work in undone] == [True] * len(undone)
+    assert [is_unfinished(work) for work in done] == [False] * len(done)
     coroutine.close()
 
 
@@ -236,7 +236,7 @@ def test_only_functions_without_a_call_in_a_return_are_known_to_return_values() 
         answer = self.work(1)
         return answer  # noqa: RET504
 
-    known = [lambda self: self.total, lambda self: None, lambda self: self.n + 1, attribute_later]
+    plain = [lambda self: self.total, lambda self: None, lambda self: self.n + 1, attribute_later]
     unknown = [lambda self: self.work(1), several, either, by_name, nested, Lazy(generator), len]
-    assert [returns_values(one) for one in known] == [True] * len(known)
-    assert [returns_values(one) for one in unknown] == [False] * len(unknown)
+    assert [returns_values(function) for function in plain] == [True] * len(plain)
+    assert [returns_values(function) for function in unknown] == [False] * len(unknown)

@@ -1,4 +1,5 @@
-"""What the examples promise, without nodes: their entities on a bench, their database on a file."""
+"""The promises of the examples, without nodes: their entities on a bench, their database on a
+file."""
 
 from __future__ import annotations
 
@@ -101,7 +102,7 @@ async def test_S2_9_an_event_that_is_not_stored_does_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "found"),
+    ("message", "parsed"),
     [
         (EntityEnvelope(7, Increment()), ("7", Increment())),
         (EntityEnvelope(8, Get(9)), ("8", Get(9))),
@@ -109,8 +110,8 @@ async def test_S2_9_an_event_that_is_not_stored_does_not_count() -> None:
         (Increment(), None),
     ],
 )
-def test_S2_12_the_counters_extractor_knows_both_ways(message: object, found: object) -> None:
-    assert event_counter.extract_entity_id(message) == found
+def test_S2_12_the_counters_extractor_knows_both_ways(message: object, parsed: object) -> None:
+    assert event_counter.extract_entity_id(message) == parsed
 
 
 def test_S2_15_the_counters_shards_are_numbers() -> None:
@@ -138,7 +139,7 @@ class Fake:
         return await future
 
     async def end(self, outcome: int | Exception | None = None) -> None:
-        """The oldest call ends so; a write, unless told otherwise, with what it wrote."""
+        """The oldest call ends so; a write, by default, with its written value."""
         await until(lambda: self.under_way, "a call")
         cents, future = self.under_way.pop(0)
         if isinstance(outcome, Exception):

@@ -1,5 +1,5 @@
 """The flights example: the log of an aircraft is exact whatever a sender repeats, and the producer
-repeats what it must."""
+repeats as it must."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ async def test_an_error_that_would_come_again_is_not_insisted_on():
     assert len(calls) == 1
 
 
-# ---- what the demo measures
+# ---- measurements of the demo
 
 
 def test_one_aircraft_of_every_shard():

@@ -1,4 +1,4 @@
-"""A node that remembers what its pages were asked, and a client of its pages."""
+"""A node that remembers the requests of its pages, and a client of its pages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ME = "127.0.0.1:7355#00000000000000aa"
 
 
 class FakeNode(PageDouble):
-    """A node that remembers what it was asked."""
+    """A node that remembers its requests."""
 
     cluster_name = "shop"
 

@@ -1,4 +1,4 @@
-"""The pages: what each asks of the node, health that depends on little, and writes."""
+"""The pages: the request of each to the node, health that depends on little, and writes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.waiting import turns, until
 
 
 @pytest.mark.parametrize(
-    ("path", "asked"),
+    ("path", "calls"),
     [
         *(
-            (one.path, [one.name])
-            for one in PAGES
-            if one.sent == Json and one.path.encode() in PLAIN
+            (page.path, [page.name])
+            for page in PAGES
+            if page.sent == Json and page.path.encode() in PLAIN
         ),
         ("/v1/events/recent", ["recent_events", 999_999_999.0, 1000]),
         ("/v1/events/recent?within=5&limit=9", ["recent_events", 5.0, 9]),
@@ -45,12 +45,12 @@ from tests.waiting import turns, until
         ("/v1/entities/counter?limit=999999", ["entities", "counter", None, "", 1000, None]),
     ],
 )
-async def test_pages_ask_the_node_and_send_its_answer(client, path, asked):
+async def test_pages_ask_the_node_and_send_its_answer(client, path, calls):
     answer = await client.get(path)
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["cache-control"] == "no-store"
-    assert answer.json() == {"asked": asked}
+    assert answer.json() == {"asked": calls}
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,8 @@ async def test_B85_limits_are_read_by_all_and_written_by_few(node):
         for good in ("limit=5", "limit=0&node=a:1"):
             answer = await client.post(f"/v1/limit/x?{good}", headers=BEARER)
             assert answer.status_code == 200
-    wanted = [("limits", "x"), ("set_limit", "x", 5, None), ("set_limit", "x", 0, "a:1")]
-    assert node.asked == wanted
+    calls = [("limits", "x"), ("set_limit", "x", 5, None), ("set_limit", "x", 0, "a:1")]
+    assert node.asked == calls
 
 
 async def test_stored_ids_are_read_and_states_are_written_by_few(node, monkeypatch):
@@ -227,8 +227,8 @@ async def test_B77_rebalancing_is_paused_and_slowed_by_writes(node):
         for bad in ("pause=1", "moves=-1", "moves=x", "moves=1000001"):
             answer = await client.post(f"/v1/rebalance/x?{bad}", headers=BEARER)
             assert answer.status_code == 400
-    told = [(True, None), (False, 5), (None, 0)]
-    assert node.asked == [("rebalance", "x", *one) for one in told]
+    calls = [(True, None), (False, 5), (None, 0)]
+    assert node.asked == [("rebalance", "x", *arguments) for arguments in calls]
 
 
 async def test_B63_shards_are_stopped_by_writes(node):
@@ -247,8 +247,8 @@ async def test_B69_places_are_read_and_told_by_writes(node):
         path = "/v1/places/x?set=7=10.0.0.3:7355&set=a%3Db=c:1&set=8="
         assert (await client.post(path)).status_code == 403
         assert (await client.post(path, headers=BEARER)).status_code == 200
-    told = ("7=10.0.0.3:7355", "a=b=c:1", "8=")
-    assert node.asked == [("places", "x"), ("place", "x", told)]
+    places = ("7=10.0.0.3:7355", "a=b=c:1", "8=")
+    assert node.asked == [("places", "x"), ("place", "x", places)]
 
 
 async def test_a_member_is_cordoned_and_drained_by_writes(node):
@@ -347,7 +347,7 @@ async def test_a_client_that_disconnects_makes_room_for_another_stream(node):
 async def test_an_answer_has_a_deadline(node, monkeypatch):
     monkeypatch.setattr("shardbus.http.app.ANSWER_DEADLINE_S", 0.0)
 
-    async def never(*asked: object) -> Json:
+    async def never(*arguments: object) -> Json:
         return await asyncio.get_running_loop().create_future()
 
     node.answer = never

@@ -48,7 +48,7 @@ async def test_a_write_without_permission_is_forbidden(node, settings, headers):
 
 
 @pytest.mark.parametrize(
-    ("bound", "asked", "status"),
+    ("bound", "host", "status"),
     [
         ("127.0.0.1", "http://127.0.0.1:8558", 200),
         ("127.0.0.1", "http://localhost:1", 200),
@@ -70,11 +70,11 @@ async def test_a_write_without_permission_is_forbidden(node, settings, headers):
     ],
 )
 @pytest.mark.parametrize("page", ["/livez", "/v1/nodes"])
-async def test_only_own_names_are_answered(node, bound, asked, status, page):
-    """Another name is that of a web page, rebound to this node's address."""
+async def test_only_own_names_are_answered(node, bound, host, status, page):
+    """Another name belongs to a web page, rebound to this node's address."""
     settings = HttpSettings(host=bound, allowed_hosts=("proxy.example",))
     transport = httpx.ASGITransport(create_app(node.pages, settings, "node1.shop:7355"))
-    async with httpx.AsyncClient(transport=transport, base_url=asked) as client:
+    async with httpx.AsyncClient(transport=transport, base_url=host) as client:
         answer = await client.get(page)
     assert answer.status_code == status
     if status == 403:

@@ -78,7 +78,7 @@ def test_no_request_makes_a_page_of_a_node_fail(page: PageRequest, seed: int, ti
 def test_no_request_makes_the_front_of_workers_fail(
     page: PageRequest, seed: int, times: int
 ) -> None:
-    """Without a worker, what the front would forward is answered 503."""
+    """Without a worker, the front answers 503 where it would forward."""
     random, request = Random(seed), page
     for _ in range(times):
         request = changed(request, random)

@@ -110,7 +110,9 @@ def test_only_the_last_parameter_of_a_path_has_slashes(path: str, parts: Any, te
 
 async def test_a_page_is_its_function_with_a_name_a_text_and_parameters() -> None:
     assert (declared.name, declared.text.partition("\n")[0]) == ("declared", "Return everything.")
-    in_path = [one.name for one in declared.parameters if one.source is Source.PATH]
+    in_path = [
+        parameter.name for parameter in declared.parameters if parameter.source is Source.PATH
+    ]
     assert in_path == ["type", "id"]
     assert await declared("n", "a", "b", 1) == {"node": "n", "type": "a", "size": 100}
     assert await declared.bound("m")("a", "b", 1, size=3) == {"node": "m", "type": "a", "size": 3}

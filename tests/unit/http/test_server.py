@@ -53,17 +53,17 @@ async def test_no_part_of_an_answer_waits_for_the_acknowledgement_of_another(nod
     accept = socket.socket.accept
 
     def noted(listener: socket.socket) -> Any:
-        found = accept(listener)
-        accepted.append(found[0])
-        return found
+        connection = accept(listener)
+        accepted.append(connection[0])
+        return connection
 
     monkeypatch.setattr(socket.socket, "accept", noted)
     server = serve(create_app(node.pages, HttpSettings()), "127.0.0.1", 0)
     await server.start()
     async with asker(server) as client:
         await client.get("/v1/where/counter/7")
-        [one] = accepted
-        assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        [connection] = accepted
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     await server.stop()
 
 
@@ -71,7 +71,7 @@ async def test_a_request_that_the_end_cuts_off_is_answered(node, monkeypatch, ca
     """Without this uvicorn logs a traceback, and the asker gets an error without a reason."""
     arrived = asyncio.Event()
 
-    async def stand_still(*asked: object) -> Any:
+    async def stand_still(*lookup: object) -> Any:
         arrived.set()
         await asyncio.Event().wait()
 
@@ -80,10 +80,10 @@ async def test_a_request_that_the_end_cuts_off_is_answered(node, monkeypatch, ca
     server = serve(create_app(node.pages, HttpSettings()), "127.0.0.1", 0)
     await server.start()
     async with asker(server) as client:
-        asked = asyncio.ensure_future(client.get("/v1/where/counter/7"))
+        lookup = asyncio.ensure_future(client.get("/v1/where/counter/7"))
         await arrived.wait()
         await server.stop()
-        answer = await asked
+        answer = await lookup
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "ending")
     assert "cut off a request for /v1/where/counter/7" in caplog.text
     assert "Traceback" not in caplog.text

@@ -1,4 +1,5 @@
-"""Errors of asks as answers of a web application, and what its lifespan opens and closes."""
+"""Errors of asks as answers of a web application, and the clients that its lifespan opens and
+closes."""
 
 from __future__ import annotations
 
@@ -89,17 +90,17 @@ def application(error: Exception | None = None, *resources: Any) -> Starlette:
 )
 def test_an_error_is_an_answer(error: RequestError, status: int, code: str, definite: bool) -> None:
     answer = TestClient(application(error)).get("/")
-    found = answer.json()["error"]
-    assert (answer.status_code, found["code"], found["definite"]) == (status, code, definite)
-    assert found.keys() >= {"message", "hint"}
+    body = answer.json()["error"]
+    assert (answer.status_code, body["code"], body["definite"]) == (status, code, definite)
+    assert body.keys() >= {"message", "hint"}
     assert ("Retry-After" in answer.headers) is (status == 503 and definite)
     assert "secret" not in answer.text
 
 
 def test_a_rejection_shows_its_fields() -> None:
-    found = TestClient(application(SoldOut(2))).get("/").json()["error"]
-    assert found["fields"] == {"left": 2, "of": "pens"}
-    assert found["message"] == "left=2, of='pens'"
+    error = TestClient(application(SoldOut(2))).get("/").json()["error"]
+    assert error["fields"] == {"left": 2, "of": "pens"}
+    assert error["message"] == "left=2, of='pens'"
 
 
 def test_a_defect_is_logged_with_its_text(caplog: pytest.LogCaptureFixture) -> None:
@@ -181,9 +182,9 @@ async def make_late() -> Fake:
 
 
 def test_what_cannot_be_entered_is_refused_with_what_to_give() -> None:
-    given: Any = {"a": "client"}
+    entered: Any = {"a": "client"}
     with pytest.raises(ConfigError, match=r"cannot enter {'a': 'client'}.*a function that"):
-        lifespan(given)
+        lifespan(entered)
     for make in (lambda: None, make_late):
         app: Any = application(None, make)
         with pytest.raises(ConfigError, match=r"cannot enter.*not async"), TestClient(app):

@@ -79,10 +79,10 @@ class Net(World):
 
     def agreed(self, names: Sequence[str], status: Status = Status.UP) -> bool:
         """Exactly these nodes run, and each sees exactly these, all in that status."""
-        wanted = [(name, status.value) for name in sorted(names)]
+        statuses = [(name, status.value) for name in sorted(names)]
         running = self.running()
         return sorted(n.name for n in running) == sorted(names) and all(
-            node.view == wanted for node in running
+            node.view == statuses for node in running
         )
 
 

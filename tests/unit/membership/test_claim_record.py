@@ -42,8 +42,8 @@ def gossip_of(count: int) -> Gossip:
 
 
 def test_the_record_has_a_bound_and_says_if_it_leaves_members_out() -> None:
-    known = tuple(Address(f"k{n}", 1) for n in range(2 * KNOWN_MAX))
-    whole = record_of(gossip_of(MEMBERS_MAX), 1, 1, 1, known)
+    addresses = tuple(Address(f"k{n}", 1) for n in range(2 * KNOWN_MAX))
+    whole = record_of(gossip_of(MEMBERS_MAX), 1, 1, 1, addresses)
     assert (len(whole.members), len(whole.known), whole.complete) == (MEMBERS_MAX, KNOWN_MAX, True)
     more = record_of(gossip_of(MEMBERS_MAX + 1), 1, 1, 1, ())
     assert (len(more.members), more.complete) == (MEMBERS_MAX, False)

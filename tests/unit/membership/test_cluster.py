@@ -175,8 +175,8 @@ def test_a_removed_incarnation_is_refused() -> None:
     first = net.nodes["n01"].machine
     assert first.handle(ev.PubSubReceived(gone.id, Heartbeat(1, 1.0)), net.now)[-1:] != []
     answers = first.handle(ev.PubSubReceived(gone.id, Heartbeat(2, 2.0)), net.now)
-    told = [e.message for e in answers if isinstance(e, ev.Publish)]
-    assert any(isinstance(m, GossipState) and gone.id in m.gossip.tombstones for m in told)
+    messages = [e.message for e in answers if isinstance(e, ev.Publish)]
+    assert any(isinstance(m, GossipState) and gone.id in m.gossip.tombstones for m in messages)
     assert me not in first.gossip.members
 
 
@@ -512,7 +512,8 @@ def test_S1_49_weakly_up_can_be_turned_off() -> None:
 
 
 def test_S3_17_B17_the_leader_looks_though_nobody_gossips() -> None:
-    """Its own timer finds what no message brings: here that the patience with a split is over."""
+    """Its own timer finds events that no message brings: here that the patience with a split is
+    over."""
     net = Net(13, replace(DEFAULTS, downing=DowningSettings(strategy="none")))
     net.start(2)
     net.kill("n02", silent=True)
@@ -559,8 +560,8 @@ def test_stale_and_foreign_gossip_is_dropped_and_counted() -> None:
 def test_old_gossip_still_tells_a_node_that_it_is_out(removed: bool) -> None:
     net = Net(24)
     first, second, _ = net.start(3)
-    known = second.machine.gossip
-    state = known.with_members(second.id, known.members[first.id].moved(Status.DOWN))
+    gossip_of = second.machine.gossip
+    state = gossip_of.with_members(second.id, gossip_of.members[first.id].moved(Status.DOWN))
     if removed:
         state = state.without_members(second.id, (first.id,), net.now)
     first.machine.handle(ev.PubSubReceived(second.id, GossipState(first.id, state), 60.0), net.now)
@@ -636,7 +637,7 @@ def live(net: Net, steps: int) -> None:
     for _ in range(steps):
         names = [node.name for node in net.running()]
         fate = net.rng.choice(["join", "leave", "kill", "vanish", "pause"])
-        one = net.rng.choice(names)
+        name = net.rng.choice(names)
         if len(names) < 3 or (fate != "pause" and not net.agreed(names)):
             fate = "join"
         match fate:
@@ -644,11 +645,11 @@ def live(net: Net, steps: int) -> None:
                 fresh += 1
                 net.join(f"n{fresh:02}", *net.rng.sample(names, min(2, len(names))))
             case "leave":
-                leave(net, net.nodes[one])
+                leave(net, net.nodes[name])
             case "pause":
-                net.pause(one, net.rng.uniform(0.1, 3.0))
+                net.pause(name, net.rng.uniform(0.1, 3.0))
             case _:
-                net.kill(one, silent=fate == "vanish")
+                net.kill(name, silent=fate == "vanish")
         net.run(net.rng.choice([0.1, 2.0, 20.0]))
 
 
@@ -746,13 +747,15 @@ def machine_at(node: NodeId, gossip: Gossip) -> ClusterMembership:
 
 
 def test_B14_who_finds_itself_down_tells_a_few_others() -> None:
-    """Else they would hear of it from nobody, if the one who said so dies."""
+    """Else they would hear of it from nobody, if the reporter dies."""
     machine = machine_at(A, state("bcde", a=U, b=U, c=U, d=U, e=U))
     effects = machine.handle(ev.Down(A), 1.0)
-    told = [e for e in effects if isinstance(e, ev.Publish) and isinstance(e.message, GossipState)]
+    published = [
+        e for e in effects if isinstance(e, ev.Publish) and isinstance(e.message, GossipState)
+    ]
     assert ev.Stopped("downed") in effects
-    assert {e.to for e in told} == {B, C, D, E}
-    for effect in told:
+    assert {e.to for e in published} == {B, C, D, E}
+    for effect in published:
         assert isinstance(effect.message, GossipState)
         assert effect.message.gossip.members[A].status is DOWN
 
@@ -768,7 +771,7 @@ def test_S153_who_is_exiting_goes_on_until_everybody_knows() -> None:
     assert machine.stopped == "left"
 
 
-# -- what feeds the detector, and what is dropped -----------------------------------------------
+# -- input of the detector, and dropped messages -----------------------------------------------
 
 
 def test_S1_39_gossip_that_waited_for_too_long_in_this_process_is_dropped() -> None:

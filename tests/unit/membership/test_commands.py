@@ -44,11 +44,11 @@ def test_what_an_operator_downs_is_kept_down_also_after_its_removal() -> None:
     before = aged(a=Status.UP, b=Status.UP, c=Status.UP)
     decided, _ = apply_command(before, A, ev.Down(b), 0.0)
     assert (decided.members[b].status, decided.kept_down) == (Status.DOWN, frozenset())
-    told, _ = apply_command(decided, A, ev.Down(b, for_good=True), 0.0)
-    assert told.kept_down == {b}, "though it was Down already"
-    assert not told.same_version(decided)
-    assert apply_command(told, A, ev.Down(b, for_good=True), 0.0)[0] is told
-    gone = told.without_members(A, (b,), 5.0)
+    downed, _ = apply_command(decided, A, ev.Down(b, for_good=True), 0.0)
+    assert downed.kept_down == {b}, "though it was Down already"
+    assert not downed.same_version(decided)
+    assert apply_command(downed, A, ev.Down(b, for_good=True), 0.0)[0] is downed
+    gone = downed.without_members(A, (b,), 5.0)
     assert gone.kept_down == {b}
     assert gone.pruned(6.0).kept_down == frozenset()
     removed, _ = apply_command(before, A, ev.Remove(b), 0.0)

@@ -1,4 +1,4 @@
-"""Diagnostics: the versions of the other nodes, and what prevents convergence."""
+"""Diagnostics: the versions of the other nodes, and the obstacles of convergence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The conversation about the state, as a truth table: who has what, and what is said.
+"""The conversation about the state, as a truth table: the versions of both, and the messages.
 
 Source: S1.34, S1.36, S1.39-S1.44.
 """
@@ -38,17 +38,17 @@ def node_a(gossip: Gossip) -> GossipExchange:
 
 
 def said(effects: list[object]) -> list[tuple[NodeId, str]]:
-    """To whom went what."""
+    """Receivers and their messages."""
     assert all(isinstance(effect, Publish) for effect in effects)
     return [(effect.to, type(effect.message).__name__) for effect in effects]  # type: ignore[attr-defined]
 
 
 def test_news_goes_to_those_that_only_another_node_flags_after_all_others() -> None:
     """A node that hears no other flags them all. The dead get none."""
-    for flag, told in ((Flag.UNREACHABLE, [B, C]), (Flag.TERMINATED, [B])):
+    for flag, receivers in ((Flag.UNREACHABLE, [B, C]), (Flag.TERMINATED, [B])):
         exchange = node_a(copy(a=1))
         exchange.gossip = exchange.gossip.with_flag(B, C, flag).with_epoch(A, "x", 1)
-        assert sorted(to for to, what in said(exchange.announce(A, 1.0)) if what) == told
+        assert sorted(to for to, what in said(exchange.announce(A, 1.0)) if what) == receivers
     only = GossipExchange(A, replace(SETTINGS, news_fanout=1), Random(1))
     only.start(copy(a=1), 0.0)
     only.gossip = only.gossip.with_flag(B, C, Flag.UNREACHABLE).with_epoch(A, "x", 1)
@@ -59,7 +59,7 @@ def test_news_goes_to_those_that_only_another_node_flags_after_all_others() -> N
     ("ours", "theirs", "answer"),
     [
         ({"a": 2}, {"a": 1}, "GossipState"),  # we are newer: here is our state
-        ({"a": 1}, {"a": 2}, "GossipStatus"),  # they are newer: our version asks for theirs
+        ({"a": 1}, {"a": 2}, "GossipStatus"),  # they are newer: our version requests theirs
         ({"a": 2, "b": 1}, {"a": 1, "b": 2}, "GossipState"),  # neither: they merge and send it back
         ({"a": 1}, {"a": 1}, None),  # the same: nothing is said
     ],
@@ -150,7 +150,7 @@ def test_whoever_has_the_version_is_in_the_seen_set() -> None:
 
 
 def test_who_finds_itself_removed_says_nothing_any_more() -> None:
-    """What it had done by itself has left no trace in its clock: two contents of one version."""
+    """Its own actions have left no trace in its clock: two contents of one version."""
     base = copy("abc").with_seen(A).with_seen(B).with_seen(C)
     alone = base.with_members(A, base.members[B].moved(Status.DOWN))
     theirs = base.with_members(B, base.members[A].moved(Status.DOWN)).with_seen(B)
@@ -163,7 +163,7 @@ def test_who_finds_itself_removed_says_nothing_any_more() -> None:
 
 
 def test_whoever_can_hear_again_is_told_what_it_has_missed() -> None:
-    """A subscription is made: by one that has our version, by one that has not and will ask for it,
+    """A subscription is made: by one that has our version, by one that has not and will request it,
     by one that was removed while nobody reached it (T.C43), and by a stranger."""
     gossip = replace(copy("ab", a=1), tombstones={(gone := NodeId("d", 1, 4)): 0.5})
     members = {NodeId(n.host, 1, uid): m for uid, (n, m) in enumerate(gossip.members.items(), 1)}
@@ -178,7 +178,7 @@ def test_whoever_can_hear_again_is_told_what_it_has_missed() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_one_version_has_one_content_though_a_node_is_removed(seed: int) -> None:
-    """X learns of epochs, tells some, and is removed by B, which erases its counter. Whoever has
+    """X receives epochs, spreads some, and is removed by B, which erases its counter. Whoever has
     heard of the last epoch, and whoever has not, must not believe that they have the same."""
     dice = Random(seed)
     x = NodeId("x", 1, 1)
@@ -198,8 +198,8 @@ def test_one_version_has_one_content_though_a_node_is_removed(seed: int) -> None
             node = B
         elif kind == "tell":
             teller = dice.choice([n for n in nodes if n != node])
-            told = GossipState(node, nodes[teller].gossip.flip_tombstones(1.0))
-            nodes[node].on_state(teller, told, 0.0, 1.0)
+            state = GossipState(node, nodes[teller].gossip.flip_tombstones(1.0))
+            nodes[node].on_state(teller, state, 0.0, 1.0)
         else:
             learner = nodes[node if kind == "learn" else x]
             learner.gossip = learner.gossip.with_epoch(learner.me, f"{learner.me}", turn + 1)
@@ -264,10 +264,10 @@ def test_S1_37_S1_38_rounds_prefer_nodes_without_the_version_as_the_settings_say
     )
     exchange = GossipExchange(A, settings, Random(1))
     exchange.start(copy("ab", a=1), 0.0)
-    found = {
+    targets = {
         effect.to
         for now in range(1, 60)
         for effect in exchange.tick(float(now))
         if isinstance(effect, Publish)
     }
-    assert found == partners
+    assert targets == partners

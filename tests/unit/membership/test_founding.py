@@ -35,8 +35,8 @@ def claim() -> FoundingClaim:
 
 
 def joiner(**settings: int) -> Joiner:
-    own = ClusterSettings(**settings)
-    made = Joiner(Member(ME, 7356), GREETING, (), own, discovers=True)
+    settings_ = ClusterSettings(**settings)
+    made = Joiner(Member(ME, 7356), GREETING, (), settings_, discovers=True)
     made.start(0.0)
     return made
 
@@ -51,15 +51,15 @@ def test_B144_a_node_that_may_not_found_asks_only_as_a_member() -> None:
     assert mine.ask(Gossip(), 100.0) is None
     founder = NodeId("10.0.0.9", 7355, 5)
     gossip = Gossip().with_members(founder, Member(founder, 7356), Member(ME, 7356))
-    asked = mine.ask(gossip.with_epoch(founder, FOUNDING, 5), 200.0)
-    assert asked is not None
-    assert asked.owner == owner_of(5)
+    ask = mine.ask(gossip.with_epoch(founder, FOUNDING, 5), 200.0)
+    assert ask is not None
+    assert ask.owner == owner_of(5)
 
 
 @pytest.mark.parametrize("may", [True, False])
 def test_B144_a_first_seed_that_may_not_found_waits_for_a_cluster(may: bool) -> None:
-    own = ClusterSettings(new_cluster=may)
-    first = Joiner(Member(ME, 7356), GREETING, (ME.address, B), own)
+    settings = ClusterSettings(new_cluster=may)
+    first = Joiner(Member(ME, 7356), GREETING, (ME.address, B), settings)
     first.start(0.0)
     answer = first.on_nack(NodeId(*B, 8), 0.1)
     assert (answer.step is JoinStep.FOUND_CLUSTER) is may
@@ -67,8 +67,8 @@ def test_B144_a_first_seed_that_may_not_found_waits_for_a_cluster(may: bool) -> 
 
 def test_a_grant_founds_for_half_of_its_time_counted_from_the_request() -> None:
     mine = claim()
-    asked = mine.ask(Gossip(), 100.0)
-    assert asked == ev.AcquireLease(FOUNDING, owner_of(mine.own_number), LASTS)
+    ask = mine.ask(Gossip(), 100.0)
+    assert ask == ev.AcquireLease(FOUNDING, owner_of(mine.own_number), LASTS)
     mine.on_result(True, 1, 0.0)
     assert mine.founds(100.0 + LASTS / 2 - 0.1)
     assert not mine.founds(100.0 + LASTS / 2)
@@ -95,9 +95,9 @@ def test_members_renew_under_the_number_of_their_cluster() -> None:
     gossip = Gossip().with_members(founder, Member(founder, 7356), Member(ME, 7356))
     assert mine.ask(gossip, 0.0) is None
     gossip = gossip.with_epoch(founder, FOUNDING, 5)
-    asked = mine.ask(gossip, LASTS)
-    assert asked is not None
-    assert asked.owner == owner_of(5)
+    ask = mine.ask(gossip, LASTS)
+    assert ask is not None
+    assert ask.owner == owner_of(5)
     mine.on_result(True, 1, LASTS)
     assert mine.valid(LASTS + LASTS - 0.1)
     assert not mine.founds(LASTS + 0.1), "the claim is the cluster's, and it exists"
@@ -150,7 +150,7 @@ def test_members_out_of_reach_renew_nothing_so_others_do() -> None:
 def refused(
     seeds: tuple[Address, ...] = (), *, discovers: bool = False, joins_any: bool = False
 ) -> FoundingClaim:
-    """A node that has asked for the claim at 100, and did not get it."""
+    """A node that has requested the claim at 100, and did not get it."""
     mine = FoundingClaim(ME, SETTINGS)
     mine.start(seeds, discovers=discovers, joins_any=joins_any)
     mine.ask(Gossip(), 100.0)
@@ -158,16 +158,16 @@ def refused(
     return mine
 
 
-def theirs(beat: int = 1, *known: Address) -> ClaimRecord:
-    return ClaimRecord(5, 3, beat, (B, C), known)
+def theirs(beat: int = 1, *contacts: Address) -> ClaimRecord:
+    return ClaimRecord(5, 3, beat, (B, C), contacts)
 
 
 def test_a_node_of_another_cluster_is_refused_once_that_one_shows_life() -> None:
     mine = refused()
     assert mine.on_record(theirs(), (), 100.1) == ClaimFinding(), "it may be dead"
-    found = mine.on_record(theirs(2), (), 102.0)
-    assert f"another cluster writes this store: {B}, {C}" in found.refusal
-    assert not found.contacts
+    outcome = mine.on_record(theirs(2), (), 102.0)
+    assert f"another cluster writes this store: {B}, {C}" in outcome.refusal
+    assert not outcome.contacts
 
 
 def test_a_claim_that_outlives_its_time_shows_life_without_a_record_that_changes() -> None:
@@ -180,8 +180,8 @@ def test_a_claim_that_outlives_its_time_shows_life_without_a_record_that_changes
 def test_a_claim_without_a_record_is_waited_for_and_then_refuses() -> None:
     mine = refused()
     assert not mine.on_record(None, (), 100.0).refusal
-    found = mine.on_record(None, (), 100.0 + LASTS)
-    assert "its addresses are not known" in found.refusal
+    outcome = mine.on_record(None, (), 100.0 + LASTS)
+    assert "its addresses are not known" in outcome.refusal
 
 
 def test_another_cluster_that_takes_the_claim_meanwhile_is_judged_anew() -> None:
@@ -193,7 +193,7 @@ def test_another_cluster_that_takes_the_claim_meanwhile_is_judged_anew() -> None
 
 
 @pytest.mark.parametrize(
-    ("seeds", "known", "belongs"),
+    ("seeds", "contacts", "belongs"),
     [
         ((ME.address, B), (), True),
         ((), (ME.address,), True),
@@ -203,14 +203,14 @@ def test_another_cluster_that_takes_the_claim_meanwhile_is_judged_anew() -> None
     ids=["a seed is a member", "it was a member or a seed", "a common seed", "nothing in common"],
 )
 def test_a_node_belongs_to_a_cluster_by_a_common_address(
-    seeds: tuple[Address, ...], known: tuple[Address, ...], belongs: bool
+    seeds: tuple[Address, ...], contacts: tuple[Address, ...], belongs: bool
 ) -> None:
     mine = refused(seeds)
-    mine.on_record(theirs(1, *known), (), 100.1)
-    found = mine.on_record(theirs(2, *known), (), 102.0)
-    assert found.contacts == ((B, C) if belongs else ())
-    assert bool(found.refusal) is not belongs
-    assert found.free is None, "it lives"
+    mine.on_record(theirs(1, *contacts), (), 100.1)
+    outcome = mine.on_record(theirs(2, *contacts), (), 102.0)
+    assert outcome.contacts == ((B, C) if belongs else ())
+    assert bool(outcome.refusal) is not belongs
+    assert outcome.free is None, "it lives"
 
 
 def test_a_node_by_the_store_joins_whatever_cluster_has_it() -> None:
@@ -222,9 +222,9 @@ def test_discovered_contacts_may_yet_show_the_cluster_so_the_node_waits() -> Non
     mine = refused(discovers=True)
     mine.on_record(theirs(), (), 100.1)
     assert mine.on_record(theirs(2), (), 102.0) == ClaimFinding()
-    told = mine.report_wait(103.0)
-    assert told is not None
-    assert told.reason.startswith("founds no cluster: another cluster writes this store: ")
+    wait = mine.report_wait(103.0)
+    assert wait is not None
+    assert wait.reason.startswith("founds no cluster: another cluster writes this store: ")
 
 
 def test_the_claim_of_a_cluster_whose_every_address_has_a_new_process_is_freed() -> None:
@@ -250,9 +250,9 @@ def test_the_wait_is_reported_after_a_moment_and_then_less_and_less_often() -> N
     mine = refused((ME.address, B))
     mine.on_record(theirs(), (), 100.1)
     assert mine.report_wait(100.2) is None, "nodes that start together wait for less"
-    told = [at for at in range(101, 220) if mine.report_wait(float(at))]
-    assert told[0] == 103
-    gaps = [b - a for a, b in pairwise(told)]
+    waits = [at for at in range(101, 220) if mine.report_wait(float(at))]
+    assert waits[0] == 103
+    gaps = [b - a for a, b in pairwise(waits)]
     assert gaps == sorted(gaps)
     assert gaps[-1] <= 60
 
@@ -309,13 +309,13 @@ def test_a_node_founds_only_among_enough_contacts() -> None:
 def test_many_contacts_are_asked_in_turn() -> None:
     made = joiner()
     contacts = tuple(Address(f"10.0.1.{n}", 7355) for n in range(50))
-    asked: list[object] = []
+    addresses: list[object] = []
     sent = made.on_contacts(contacts, 0.0).send
     for n in range(1, 4):
         assert len(sent) == 20
-        asked += [one.to for one in sent]
+        addresses += [question.to for question in sent]
         sent = made.tick(float(n)).send
-    assert set(asked) == set(contacts)
+    assert set(addresses) == set(contacts)
 
 
 # ---- the machine
@@ -329,17 +329,17 @@ def test_a_cluster_that_loses_its_claim_reports_the_other() -> None:
     net.leases.forget()
     net.leases.acquire(FOUNDING, "another", 60.0, net.now)
     net.run(20.0)
-    told = [one for one in net.nodes["n1"].notices if isinstance(one, RivalCluster)]
-    assert told[0] == RivalCluster(), "nothing says where the other is"
+    notices = [notice for notice in net.nodes["n1"].notices if isinstance(notice, RivalCluster)]
+    assert notices[0] == RivalCluster(), "nothing says where the other is"
     there = (B, C)
     net.leases.record = ClaimRecord(7, 2, 1, there)
     net.run(5.0)
-    told = [one for one in net.nodes["n1"].notices if isinstance(one, RivalCluster)]
-    assert told[-1] == RivalCluster(there)
+    notices = [notice for notice in net.nodes["n1"].notices if isinstance(notice, RivalCluster)]
+    assert notices[-1] == RivalCluster(there)
     net.leases.forget()
     net.run(5.0)
-    told = [one for one in net.nodes["n1"].notices if isinstance(one, RivalCluster)]
-    assert told[-1] == RivalCluster(there, gone=True)
+    notices = [notice for notice in net.nodes["n1"].notices if isinstance(notice, RivalCluster)]
+    assert notices[-1] == RivalCluster(there, gone=True)
     assert net.agreed(["n1", "n2"])
 
 
@@ -455,8 +455,8 @@ def test_a_cluster_killed_whole_starts_again_within_the_life_of_the_claim_if_one
     for name in ("n1", "n2"):
         net.join(name, "n1", "n2")
     net.until(lambda: net.agreed(["n1", "n2"]), 20)
-    told = [one for one in net.nodes["n1"].notices if isinstance(one, FoundingWaits)]
-    assert "waits for the store's claim, which this cluster had" in told[0].reason
+    notices = [notice for notice in net.nodes["n1"].notices if isinstance(notice, FoundingWaits)]
+    assert "waits for the store's claim, which this cluster had" in notices[0].reason
 
 
 def test_one_node_alone_that_was_killed_starts_again_at_once() -> None:

@@ -86,22 +86,22 @@ def test_merge_laws(a: Gossip, b: Gossip, c: Gossip) -> None:
 
 
 def losses(part: Gossip, whole: Gossip) -> list[str]:
-    """What the part says and the whole does not, though it was not buried."""
+    """The content of the part that the whole lacks, though it was not buried."""
     dead = whole.tombstones
-    found = [f"tombstone {n}" for n in part.tombstones if n not in dead]
-    found += [f"counter {n}" for n, c in part.clock.counters.items()
+    lost = [f"tombstone {n}" for n in part.tombstones if n not in dead]
+    lost += [f"counter {n}" for n, c in part.clock.counters.items()
               if n not in dead and whole.clock.counters.get(n, 0) < c]  # fmt: skip
-    found += [f"epoch {t}" for t, e in part.epochs.items() if whole.epochs.get(t, 0) < e]
-    found += [f"{n} kept down" for n in part.kept_down if n not in whole.kept_down]
-    found += [f"meta {n}" for n, w in part.meta.items() if whole.meta.get(n, Meta(0, b"")) < w]
-    for node, one in part.members.items():
+    lost += [f"epoch {t}" for t, e in part.epochs.items() if whole.epochs.get(t, 0) < e]
+    lost += [f"{n} kept down" for n in part.kept_down if n not in whole.kept_down]
+    lost += [f"meta {n}" for n, w in part.meta.items() if whole.meta.get(n, Meta(0, b"")) < w]
+    for node, member in part.members.items():
         now = whole.members.get(node)
-        if node not in dead and (now is None or now.status.rank < one.status.rank):
-            found.append(f"status of {node}")
+        if node not in dead and (now is None or now.status.rank < member.status.rank):
+            lost.append(f"status of {node}")
     for observer, row in part.reachability.rows.items():
         if observer not in dead and whole.reachability.rows[observer].version < row.version:
-            found.append(f"row of {observer}")
-    return found
+            lost.append(f"row of {observer}")
+    return lost
 
 
 RICH: dict[str, Callable[[Gossip], bool]] = {
@@ -126,7 +126,8 @@ EASY = ("joining", "epochs", "meta")
 
 @pytest.mark.parametrize("trait", [*EASY, *soak_only(*sorted(RICH.keys() - EASY))])
 def test_the_laws_are_tried_on_rich_states(trait: str) -> None:
-    """Both ways of making states reach every status, every flag, and what else can be merged."""
+    """Both ways of making states reach every status, every flag, and all else that can be
+    merged."""
     dice = Random(1)
     assert RICH[trait](find(arbitrary(), RICH[trait], random=dice))
     assert find(histories(), lambda copies: any(map(RICH[trait], copies)), random=dice)
@@ -171,26 +172,26 @@ def histories(draw: st.DrawFn) -> list[Gossip]:
 @given(histories())
 def test_equal_versions_have_equal_content(copies: list[Gossip]) -> None:
     living = [copy for node, copy in zip(NODES, copies, strict=True) if node in copy.members]
-    for one in living:
+    for member in living:
         for other in living:
-            if one.same_version(other):
-                assert replace(one, seen=frozenset()) == replace(other, seen=frozenset())
+            if member.same_version(other):
+                assert replace(member, seen=frozenset()) == replace(other, seen=frozenset())
 
 
 @given(histories(), st.randoms(use_true_random=False))
 def test_any_order_of_merging_ends_alike(copies: list[Gossip], random: object) -> None:
     shuffled = list(copies)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    one, other = Gossip(), Gossip()
+    merged, other = Gossip(), Gossip()
     for left, right in zip(copies, shuffled, strict=True):
-        one, other = one.merge(left), other.merge(right)
-    assert one == other
+        merged, other = merged.merge(left), other.merge(right)
+    assert merged == other
     for copy in copies:
-        assert one.merge(copy) == one
-        assert losses(copy, one) == []
+        assert merged.merge(copy) == merged
+        assert losses(copy, merged) == []
         for node, seen in copy.members.items():
-            assert node in one.tombstones or one.members[node].status.rank >= seen.status.rank
-    assert [r for r in broken_rules(one, NODES[0], ()) if "has seen" not in r] == []
+            assert node in merged.tombstones or merged.members[node].status.rank >= seen.status.rank
+    assert [r for r in broken_rules(merged, NODES[0], ()) if "has seen" not in r] == []
 
 
 def test_a_change_that_only_one_knew_of_a_node_that_the_other_buried_has_a_version() -> None:
@@ -305,15 +306,15 @@ def test_TU1_the_word_of_a_downed_observer_does_not_count() -> None:
     assert copy.converged()
 
 
-@pytest.mark.parametrize(("one", "other"), list(product([J, W, U, LEAVING, X, DOWN], repeat=2)))
-def test_TU1_members_merge_to_the_later_status(one: Status, other: Status) -> None:
-    merged = state(a=one, b=U).merge(state(a=other, c=U))
-    assert merged.members[A].status is max(one, other, key=lambda s: s.rank)
+@pytest.mark.parametrize(("first", "other"), list(product([J, W, U, LEAVING, X, DOWN], repeat=2)))
+def test_TU1_members_merge_to_the_later_status(first: Status, other: Status) -> None:
+    merged = state(a=first, b=U).merge(state(a=other, c=U))
+    assert merged.members[A].status is max(first, other, key=lambda s: s.rank)
     assert list(merged.members) == [A, B, C]
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "merged"),
+    ("first", "other", "merged"),
     [
         ({}, {}, {}),
         ({B: (1, [C])}, {}, {C: Flag.UNREACHABLE}),
@@ -324,7 +325,7 @@ def test_TU1_members_merge_to_the_later_status(one: Status, other: Status) -> No
     ],
 )
 def test_TU1_what_is_unreachable_merges_by_observer(
-    one: dict[NodeId, tuple[int, list[NodeId]]],
+    first: dict[NodeId, tuple[int, list[NodeId]]],
     other: dict[NodeId, tuple[int, list[NodeId]]],
     merged: dict[NodeId, Flag],
 ) -> None:
@@ -332,8 +333,8 @@ def test_TU1_what_is_unreachable_merges_by_observer(
         made = {o: ObserverRow(v, dict.fromkeys(s, Flag.UNREACHABLE)) for o, (v, s) in rows.items()}
         return replace(state(a=U, b=U, c=U), reachability=Reachability(made))
 
-    assert copy(one).merge(copy(other)).unreachable() == merged
-    assert copy(other).merge(copy(one)).unreachable() == merged
+    assert copy(first).merge(copy(other)).unreachable() == merged
+    assert copy(other).merge(copy(first)).unreachable() == merged
 
 
 def test_TU1_who_was_removed_on_one_side_is_gone_after_merging() -> None:
@@ -360,9 +361,9 @@ def test_of_what_was_written_under_one_name_the_later_stays() -> None:
     first = state(a=U, b=U).with_meta(A, "k", b"z")
     later = first.with_meta(B, "k", b"a")
     rival = state(a=U, b=U).with_meta(B, "k", b"y")
-    for one, other, data in ((first, later, b"a"), (first, rival, b"z"), (later, rival, b"a")):
-        assert one.merge(other).meta["k"].data == data
-        assert other.merge(one).meta["k"].data == data
+    for left, right, data in ((first, later, b"a"), (first, rival, b"z"), (later, rival, b"a")):
+        assert left.merge(right).meta["k"].data == data
+        assert right.merge(left).meta["k"].data == data
 
 
 def test_TU1_a_new_incarnation_is_another_member() -> None:
@@ -404,8 +405,8 @@ def test_nobody_removes_itself() -> None:
 
 def test_TU1_of_two_times_of_one_tombstone_the_earlier_stays() -> None:
     """So it is pruned by its age since the removal, however often it travels."""
-    one, other = Gossip(tombstones={B: 50.0}), Gossip(tombstones={B: 70.0, C: 60.0})
-    for merged in (one.merge(other), other.merge(one)):
+    first, other = Gossip(tombstones={B: 50.0}), Gossip(tombstones={B: 70.0, C: 60.0})
+    for merged in (first.merge(other), other.merge(first)):
         assert merged.tombstones == {B: 50.0, C: 60.0}
 
 

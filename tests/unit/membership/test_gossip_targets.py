@@ -75,9 +75,9 @@ def test_S3_26_nobody_gossips_with_the_unreachable_unless_it_is_asked_for(live: 
 
 def test_S3_26_the_more_are_unreachable_the_likelier_one_of_them_is_chosen() -> None:
     def hits(away: int) -> int:
-        found = [breaks(4, away, [], 1.0, i) for i in range(1000)]
-        assert all(set(nodes) <= set(NODES[4 : 4 + away]) for nodes in found)
-        return sum(map(bool, found))
+        picks = [breaks(4, away, [], 1.0, i) for i in range(1000)]
+        assert all(set(nodes) <= set(NODES[4 : 4 + away]) for nodes in picks)
+        return sum(map(bool, picks))
 
     assert hits(0) == 0
     assert 150 < hits(1) < 250

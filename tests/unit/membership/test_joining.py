@@ -141,8 +141,8 @@ def test_TC1_a_newcomer_brings_its_version_and_keeps_it() -> None:
     assert isinstance(welcome, Welcome)
     up = gossip.with_members(A, gossip.members[NEW].moved(U, 2))
     for copy in (welcome.gossip, up, up.merge(state(a=U)), state(a=U).merge(up)):
-        found = copy.members[NEW]
-        assert (found.version, found.roles, found.http) == ("2.1.0", ("db",), "n:8558")
+        member = copy.members[NEW]
+        assert (member.version, member.roles, member.http) == ("2.1.0", ("db",), "n:8558")
 
 
 def test_TC32_a_repeated_join_is_welcome_again_without_a_change() -> None:
@@ -251,32 +251,32 @@ def asked(send: Sequence[object]) -> list[object]:
 
 
 def test_the_seed_that_answers_first_gets_the_join() -> None:
-    one = joiner()
-    assert asked(one.start(10.0).send) == list(SEEDS)
-    join = SendControl(T, Join(GREETING, one.me))
-    assert one.on_ack(T, InitAck(GREETING), 10.1).send == (join,)
-    assert one.on_ack(S, InitAck(GREETING), 10.2).send == ()
-    assert one.deadline() == pytest.approx(10.6)
-    assert one.tick(10.6).send == (join,)
+    joining = joiner()
+    assert asked(joining.start(10.0).send) == list(SEEDS)
+    join = SendControl(T, Join(GREETING, joining.me))
+    assert joining.on_ack(T, InitAck(GREETING), 10.1).send == (join,)
+    assert joining.on_ack(S, InitAck(GREETING), 10.2).send == ()
+    assert joining.deadline() == pytest.approx(10.6)
+    assert joining.tick(10.6).send == (join,)
 
 
 @pytest.mark.parametrize("setting", [10.0, 4.0])
 def test_without_a_welcome_the_seeds_are_asked_anew(setting: float) -> None:
-    one = joiner(retry_unsuccessful_join_after=setting)
-    one.start(0.0)
-    one.on_ack(T, InitAck(GREETING), 1.0)
-    assert asked(one.tick(setting + 0.9).send) == []
-    assert asked(one.tick(setting + 1.0).send) == list(SEEDS)
+    joining = joiner(retry_unsuccessful_join_after=setting)
+    joining.start(0.0)
+    joining.on_ack(T, InitAck(GREETING), 1.0)
+    assert asked(joining.tick(setting + 0.9).send) == []
+    assert asked(joining.tick(setting + 1.0).send) == list(SEEDS)
 
 
 def test_a_seed_that_changed_its_mind_is_left() -> None:
-    one = joiner()
-    one.start(0.0)
-    one.on_ack(T, InitAck(GREETING), 1.0)
-    one.on_nack(S, 1.1)
-    assert asked(one.tick(1.6).send) == []
-    one.on_nack(T, 1.7)
-    assert asked(one.tick(1.7).send) == list(SEEDS)
+    joining = joiner()
+    joining.start(0.0)
+    joining.on_ack(T, InitAck(GREETING), 1.0)
+    joining.on_nack(S, 1.1)
+    assert asked(joining.tick(1.6).send) == []
+    joining.on_nack(T, 1.7)
+    assert asked(joining.tick(1.7).send) == list(SEEDS)
 
 
 def test_the_first_seed_founds_a_cluster_when_all_others_are_in_none() -> None:
@@ -287,7 +287,7 @@ def test_the_first_seed_founds_a_cluster_when_all_others_are_in_none() -> None:
 
 
 def test_what_was_said_before_the_seeds_were_asked_anew_does_not_count() -> None:
-    """The one that was in no cluster then may be a member by now."""
+    """The node that was in no cluster then may be a member by now."""
     first = joiner(S, retry_unsuccessful_join_after=10.0)
     first.start(0.0)
     assert first.on_nack(T, 0.1).step is JoinStep.NONE
@@ -347,10 +347,10 @@ def test_another_seed_never_does() -> None:
 
 
 def test_TU13_giving_up_says_what_was_tried() -> None:
-    one = joiner(shutdown_after_unsuccessful_join=30.0)
-    one.start(0.0)
-    assert one.tick(29.9).step is JoinStep.NONE
-    progress = one.tick(30.0)
+    joining = joiner(shutdown_after_unsuccessful_join=30.0)
+    joining.start(0.0)
+    assert joining.tick(29.9).step is JoinStep.NONE
+    progress = joining.tick(30.0)
     assert progress.step is JoinStep.TIME_OUT
     assert progress.reason == "no seed took this node in within 30 s; tried s:1, t:1, u:1"
 
@@ -361,10 +361,10 @@ TRIES = replace(GREETING, gossip=Address("t", 2))
 """The greeting of a build with trials."""
 
 
-def tried(one: Joiner, now: float, *others: Address) -> JoinProgress:
+def tried(joining: Joiner, now: float, *others: Address) -> JoinProgress:
     """Let the seed T find that everything works."""
-    one.on_published(T, HeartbeatReply(0, now), now)
-    return one.on_result(T, TrialResult("", "", others), now)
+    joining.on_published(T, HeartbeatReply(0, now), now)
+    return joining.on_result(T, TrialResult("", "", others), now)
 
 
 def kinds(send: Sequence[object]) -> list[str]:
@@ -372,84 +372,84 @@ def kinds(send: Sequence[object]) -> list[str]:
 
 
 def test_a_node_joins_only_after_it_was_tried() -> None:
-    one = joiner()
-    one.start(0.0)
-    assert kinds(one.on_ack(T, InitAck(TRIES, 7), 1.0).send) == ["Subscribe", "Trial"]
-    assert one.phase is JoinPhase.TRYING
-    assert kinds(one.tick(1.5).send) == ["Trial", "Heartbeat"]
-    assert tried(one, 1.6).send == (SendControl(T, Join(GREETING, one.me, 7)),)
-    assert one.phase is JoinPhase.JOINING
+    joining = joiner()
+    joining.start(0.0)
+    assert kinds(joining.on_ack(T, InitAck(TRIES, 7), 1.0).send) == ["Subscribe", "Trial"]
+    assert joining.phase is JoinPhase.TRYING
+    assert kinds(joining.tick(1.5).send) == ["Trial", "Heartbeat"]
+    assert tried(joining, 1.6).send == (SendControl(T, Join(GREETING, joining.me, 7)),)
+    assert joining.phase is JoinPhase.JOINING
 
 
 @pytest.mark.parametrize(
     "evidence",
     [
-        lambda one: one.on_published(T, HeartbeatReply(0, 1.0), 1.0),
-        lambda one: one.on_result(T, TrialResult("", ""), 1.0),
-        lambda one: tried(one, 1.0, Address("far", 1)),
-        lambda one: (tried(one, 1.0, V.address), one.on_ack(V, InitAck(TRIES), 1.0)),
-        lambda one: one.on_result(T, TrialResult("connection refused", ""), 1.0),
-        lambda one: one.on_published(S, HeartbeatReply(0, 1.0), 1.0),
+        lambda joining: joining.on_published(T, HeartbeatReply(0, 1.0), 1.0),
+        lambda joining: joining.on_result(T, TrialResult("", ""), 1.0),
+        lambda joining: tried(joining, 1.0, Address("far", 1)),
+        lambda joining: (tried(joining, 1.0, V.address), joining.on_ack(V, InitAck(TRIES), 1.0)),
+        lambda joining: joining.on_result(T, TrialResult("connection refused", ""), 1.0),
+        lambda joining: joining.on_published(S, HeartbeatReply(0, 1.0), 1.0),
     ],
     ids=["gossip only", "messages only", "none beyond", "beyond not yet", "refused", "another"],
 )
 def test_half_of_the_evidence_is_not_enough(evidence: Callable[[Joiner], object]) -> None:
-    one = joiner()
-    one.start(0.0)
-    one.on_ack(T, InitAck(TRIES, 7), 0.9)
-    evidence(one)
-    assert one.phase is JoinPhase.TRYING
-    assert "Join" not in kinds(one.tick(1.5).send)
+    joining = joiner()
+    joining.start(0.0)
+    joining.on_ack(T, InitAck(TRIES, 7), 0.9)
+    evidence(joining)
+    assert joining.phase is JoinPhase.TRYING
+    assert "Join" not in kinds(joining.tick(1.5).send)
 
 
 def test_a_member_beyond_the_seed_is_asked_and_must_be_reached_too() -> None:
-    one, beyond = joiner(), NodeId("m", 7355, 5)
-    one.start(0.0)
-    one.on_ack(T, InitAck(TRIES, 7), 0.9)
-    assert asked(tried(one, 1.0, beyond.address).send) == [beyond.address]
-    assert one.has_asked(beyond.address)
-    assert [str(link.address) for link in one.broken(1.0)] == ["m:7355"]
-    one.on_ack(beyond, InitAck(TRIES, 8), 1.1)
-    assert one.on_published(beyond, HeartbeatReply(0, 1.2), 1.2).send == ()
-    [join] = one.on_result(beyond, TrialResult("", ""), 1.3).send
-    assert join == SendControl(T, Join(GREETING, one.me, 7))
+    joining, beyond = joiner(), NodeId("m", 7355, 5)
+    joining.start(0.0)
+    joining.on_ack(T, InitAck(TRIES, 7), 0.9)
+    assert asked(tried(joining, 1.0, beyond.address).send) == [beyond.address]
+    assert joining.has_asked(beyond.address)
+    assert [str(link.address) for link in joining.broken(1.0)] == ["m:7355"]
+    joining.on_ack(beyond, InitAck(TRIES, 8), 1.1)
+    assert joining.on_published(beyond, HeartbeatReply(0, 1.2), 1.2).send == ()
+    [join] = joining.on_result(beyond, TrialResult("", ""), 1.3).send
+    assert join == SendControl(T, Join(GREETING, joining.me, 7))
 
 
 def test_a_member_beyond_of_an_older_build_cannot_be_asked_for_more() -> None:
-    one, beyond = joiner(), NodeId("m", 7355, 5)
-    one.start(0.0)
-    one.on_ack(T, InitAck(TRIES, 7), 0.9)
-    tried(one, 1.0, beyond.address)
-    assert kinds(one.on_ack(beyond, InitAck(GREETING, 8), 1.1).send) == ["Join"]
+    joining, beyond = joiner(), NodeId("m", 7355, 5)
+    joining.start(0.0)
+    joining.on_ack(T, InitAck(TRIES, 7), 0.9)
+    tried(joining, 1.0, beyond.address)
+    assert kinds(joining.on_ack(beyond, InitAck(GREETING, 8), 1.1).send) == ["Join"]
 
 
 def test_old_evidence_is_none() -> None:
-    one = joiner()
-    one.start(0.0)
-    one.on_ack(T, InitAck(TRIES, 7), 0.9)
-    one.on_published(T, HeartbeatReply(0, 1.0), 1.0)
-    one.on_result(T, TrialResult("", ""), 1.0 + HEARD_S)
-    assert one.phase is JoinPhase.TRYING
+    joining = joiner()
+    joining.start(0.0)
+    joining.on_ack(T, InitAck(TRIES, 7), 0.9)
+    joining.on_published(T, HeartbeatReply(0, 1.0), 1.0)
+    joining.on_result(T, TrialResult("", ""), 1.0 + HEARD_S)
+    assert joining.phase is JoinPhase.TRYING
 
 
 def test_a_seed_that_tries_and_falls_silent_is_left() -> None:
-    one = joiner(retry_unsuccessful_join_after=10.0)
-    one.start(0.0)
-    one.on_ack(T, InitAck(TRIES, 7), 1.0)
-    one.on_result(T, TrialResult("no answer", "not tried yet"), 5.0)
-    assert one.tick(14.9).step is JoinStep.NONE
-    assert one.phase is JoinPhase.TRYING
-    send = one.tick(15.0).send
+    joining = joiner(retry_unsuccessful_join_after=10.0)
+    joining.start(0.0)
+    joining.on_ack(T, InitAck(TRIES, 7), 1.0)
+    joining.on_result(T, TrialResult("no answer", "not tried yet"), 5.0)
+    assert joining.tick(14.9).step is JoinStep.NONE
+    assert joining.phase is JoinPhase.TRYING
+    send = joining.tick(15.0).send
     assert Unsubscribe(T) in send
     assert asked(send) == list(SEEDS)
 
 
 def test_a_seed_that_leaves_during_the_trial_is_left() -> None:
-    one = joiner()
-    one.start(0.0)
-    one.on_ack(T, InitAck(TRIES, 7), 1.0)
-    assert one.on_nack(T, 1.1).send == (Unsubscribe(T),)
-    assert one.phase is JoinPhase.CONTACTING
+    joining = joiner()
+    joining.start(0.0)
+    joining.on_ack(T, InitAck(TRIES, 7), 1.0)
+    assert joining.on_nack(T, 1.1).send == (Unsubscribe(T),)
+    assert joining.phase is JoinPhase.CONTACTING
 
 
 def test_the_first_seed_founds_nothing_while_it_is_tried() -> None:
@@ -460,11 +460,11 @@ def test_the_first_seed_founds_nothing_while_it_is_tried() -> None:
 
 
 def test_what_was_tried_and_does_not_work_is_in_the_reason_for_giving_up() -> None:
-    one = joiner(shutdown_after_unsuccessful_join=30.0)
-    one.start(0.0)
-    one.on_ack(T, InitAck(TRIES), 1.0)
-    one.on_result(T, TrialResult("", "nothing has come yet"), 29.0)
-    assert one.tick(30.0).reason == (
+    joining = joiner(shutdown_after_unsuccessful_join=30.0)
+    joining.start(0.0)
+    joining.on_ack(T, InitAck(TRIES), 1.0)
+    joining.on_result(T, TrialResult("", "nothing has come yet"), 29.0)
+    assert joining.tick(30.0).reason == (
         "no seed took this node in within 30 s; tried s:1, t:1, u:1; t:1 does not reach this node "
         "at n:1 (gossip): nothing has come yet"
     )
@@ -475,27 +475,27 @@ def test_what_was_tried_and_does_not_work_is_in_the_reason_for_giving_up() -> No
 
 def test_a_first_seed_that_is_this_node_by_another_name_founds() -> None:
     seeds = (Address("localhost", 7355), *SEEDS[1:])
-    one = Joiner(Member(NEW, 1), GREETING, seeds, DEFAULTS)
-    assert asked(one.start(0.0).send) == list(seeds)
-    one.on_nack(T, 0.1)
-    one.on_nack(V, 0.1)
-    assert one.on_nack(NEW, 0.2, seeds[0]).step is JoinStep.FOUND_CLUSTER
+    joining = Joiner(Member(NEW, 1), GREETING, seeds, DEFAULTS)
+    assert asked(joining.start(0.0).send) == list(seeds)
+    joining.on_nack(T, 0.1)
+    joining.on_nack(V, 0.1)
+    assert joining.on_nack(NEW, 0.2, seeds[0]).step is JoinStep.FOUND_CLUSTER
 
 
 def test_another_seed_that_is_this_node_by_another_name_does_not_found() -> None:
     seeds = (*SEEDS[1:], Address("localhost", 7355))
-    one = Joiner(Member(NEW, 1), GREETING, seeds, DEFAULTS)
-    one.start(0.0)
-    steps = [one.on_nack(NEW, 0.1, seeds[2]).step]
-    steps += [one.on_nack(T, 0.2).step, one.on_nack(V, 0.3).step]
+    joining = Joiner(Member(NEW, 1), GREETING, seeds, DEFAULTS)
+    joining.start(0.0)
+    steps = [joining.on_nack(NEW, 0.1, seeds[2]).step]
+    steps += [joining.on_nack(T, 0.2).step, joining.on_nack(V, 0.3).step]
     assert set(steps) == {JoinStep.NONE}
-    assert asked(one.tick(1.0).send) == [*SEEDS[1:]]
+    assert asked(joining.tick(1.0).send) == [*SEEDS[1:]]
 
 
 def test_TU12_a_seed_that_disagrees_ends_the_attempt() -> None:
-    one = joiner()
-    one.start(0.0)
-    progress = one.on_ack(S, InitAck(replace(GREETING, settings={"shards": "50"})), 0.1)
+    joining = joiner()
+    joining.start(0.0)
+    progress = joining.on_ack(S, InitAck(replace(GREETING, settings={"shards": "50"})), 0.1)
     assert progress.step is JoinStep.REFUSED
     assert "'50'" in progress.reason
     assert "'100'" in progress.reason
@@ -538,8 +538,8 @@ ANSWERS = [InitAck(GREETING), InitNack(), JoinRefused("no"), Welcome(Gossip())]
 def test_an_answer_counts_only_from_an_address_that_was_asked(answer: object) -> None:
     door = joining_door()
     stranger = NodeId("x", 1, 5)
-    for sender, asked in ((stranger, None), (stranger, stranger.address), (T, stranger.address)):
-        progress = door.on_message(Gossip(), sender, answer, 0.1, asked)  # type: ignore[arg-type]
+    for sender, address in ((stranger, None), (stranger, stranger.address), (T, stranger.address)):
+        progress = door.on_message(Gossip(), sender, answer, 0.1, address)  # type: ignore[arg-type]
         assert (progress.step, progress.reason) == (JoinStep.DROP, "not asked")
     assert door.joining
 
@@ -547,8 +547,8 @@ def test_an_answer_counts_only_from_an_address_that_was_asked(answer: object) ->
 def test_a_seed_may_have_another_name_than_the_address_that_was_asked() -> None:
     """As 127.0.0.1 and localhost."""
     door = joining_door()
-    for asked, known_as in zip(SEEDS[1:], (NodeId("y", 2, 1), NodeId("z", 2, 2)), strict=True):
-        progress = door.on_message(Gossip(), known_as, InitNack(), 0.1, asked)
+    for address, known_as in zip(SEEDS[1:], (NodeId("y", 2, 1), NodeId("z", 2, 2)), strict=True):
+        progress = door.on_message(Gossip(), known_as, InitNack(), 0.1, address)
     assert progress.step is JoinStep.FOUND_CLUSTER
 
 
@@ -597,9 +597,9 @@ def test_the_nodes_that_wait_for_a_member_are_bounded() -> None:
 @pytest.mark.parametrize("trigger", JoinTrigger)
 @pytest.mark.parametrize("phase", JoinPhase)
 def test_every_trigger_in_every_phase(phase: JoinPhase, trigger: JoinTrigger) -> None:
-    one = joiner()
-    one.phase = phase
-    check_step(joining.TRANSITIONS, lambda: one.phase, one._advance, trigger)
+    trial = joiner()
+    trial.phase = phase
+    check_step(joining.TRANSITIONS, lambda: trial.phase, trial._advance, trigger)
 
 
 def test_the_drawing_names_every_phase_and_trigger() -> None:
@@ -607,12 +607,12 @@ def test_the_drawing_names_every_phase_and_trigger() -> None:
 
 
 def test_S3_42_a_node_that_rejoins_asks_less_and_less_often_and_gives_up() -> None:
-    one = Joiner(Member(NEW, 1), GREETING, SEEDS, DEFAULTS, founds=False, within=20.0)
-    one.start(0.0)
+    rejoiner = Joiner(Member(NEW, 1), GREETING, SEEDS, DEFAULTS, founds=False, within=20.0)
+    rejoiner.start(0.0)
     times, now, progress = [0.0], 0.0, joining.JoinProgress()
     while progress.step is JoinStep.NONE:
-        now = one.deadline()
-        progress = one.tick(now)
+        now = rejoiner.deadline()
+        progress = rejoiner.tick(now)
         times += [now] if progress.send else []
     assert times == [0.0, 0.5, 1.5, 3.5, 7.5, 12.5, 17.5]
     assert (now, progress.step) == (20.0, JoinStep.TIME_OUT)
@@ -620,14 +620,14 @@ def test_S3_42_a_node_that_rejoins_asks_less_and_less_often_and_gives_up() -> No
 
 
 def test_S3_42_one_that_was_acknowledged_asks_often_again() -> None:
-    one = Joiner(Member(NEW, 1), GREETING, SEEDS, DEFAULTS, founds=False)
-    one.start(0.0)
+    joining = Joiner(Member(NEW, 1), GREETING, SEEDS, DEFAULTS, founds=False)
+    joining.start(0.0)
     for now in (0.5, 1.5, 3.5):
-        assert one.tick(now).send
-    one.on_ack(T, InitAck(GREETING), 4.0)
-    assert one.deadline() == 4.5, "its Join is repeated"
-    one.on_nack(T, 5.0)
-    assert one.tick(5.0).send
-    assert one.deadline() == 5.5
+        assert joining.tick(now).send
+    joining.on_ack(T, InitAck(GREETING), 4.0)
+    assert joining.deadline() == 4.5, "its Join is repeated"
+    joining.on_nack(T, 5.0)
+    assert joining.tick(5.0).send
+    assert joining.deadline() == 5.5
     for now in range(6, 4000, 5):
-        assert one.tick(now).step is JoinStep.NONE, "without a limit it never gives up"
+        assert joining.tick(now).step is JoinStep.NONE, "without a limit it never gives up"

@@ -1,4 +1,4 @@
-"""Which entity types a member has, by what it announces."""
+"""Which entity types a member has, by its announcement."""
 
 from __future__ import annotations
 

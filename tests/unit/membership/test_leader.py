@@ -52,7 +52,7 @@ def test_TU1_leader(copy: Gossip, leader: object) -> None:
 @pytest.mark.parametrize("statuses", list(product([J, W, U, L, X, DOWN], repeat=2)))
 @pytest.mark.parametrize("cut", [(), (A,), (B,), (A, B)])
 def test_TU1_leader_of_any_two(statuses: tuple[Status, Status], cut: tuple[object, ...]) -> None:
-    """The dumb way: ask for each kind of member in turn, and take the first by address."""
+    """The dumb way: try each kind of member in turn, and take the first by address."""
     copy = unreachable(state(a=statuses[0], b=statuses[1]), *cut)
     able = [n for n in copy.members if n not in cut]
     kinds = ((U, L), (W,), (J,), (X,))

@@ -47,14 +47,14 @@ def member(host: str, status: Status = U, up_number: int = 0, uid: int = 1) -> M
 
 @pytest.mark.parametrize(("before", "after"), list(product(Status, Status)))
 def test_transitions(before: Status, after: Status) -> None:
-    one = member("a", before)
+    before_ = member("a", before)
     if (before, after) in LEGAL:
-        assert one.moved(after).status is after
+        assert before_.moved(after).status is after
         assert after.rank > before.rank
     else:
         with pytest.raises(LocalProtocolError, match=f"from {before.value} to {after.value}"):
-            one.moved(after)
-        assert one.status is before
+            before_.moved(after)
+        assert before_.status is before
 
 
 def test_every_status_is_in_the_table_and_leads_to_removed() -> None:
@@ -66,19 +66,19 @@ def test_every_status_is_in_the_table_and_leads_to_removed() -> None:
         assert R in reached
 
 
-@pytest.mark.parametrize(("one", "other"), list(product(Status, Status)))
-def test_the_later_status_wins(one: Status, other: Status) -> None:
+@pytest.mark.parametrize(("first", "other"), list(product(Status, Status)))
+def test_the_later_status_wins(first: Status, other: Status) -> None:
     order = [J, W, U, P, S, L, E, D, R]
-    latest = max(one, other, key=order.index)
-    assert member("a", one).merge(member("a", other)).status is latest
-    assert member("a", other).merge(member("a", one)).status is latest
+    latest = max(first, other, key=order.index)
+    assert member("a", first).merge(member("a", other)).status is latest
+    assert member("a", other).merge(member("a", first)).status is latest
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "merged"), [(0, 0, 0), (0, 3, 3), (3, 0, 3), (2, 3, 2), (3, 2, 2)]
+    ("first", "other", "merged"), [(0, 0, 0), (0, 3, 3), (3, 0, 3), (2, 3, 2), (3, 2, 2)]
 )
-def test_the_lower_up_number_wins(one: int, other: int, merged: int) -> None:
-    assert member("a", U, one).merge(member("a", U, other)).up_number == merged
+def test_the_lower_up_number_wins(first: int, other: int, merged: int) -> None:
+    assert member("a", U, first).merge(member("a", U, other)).up_number == merged
 
 
 @pytest.mark.parametrize(
@@ -118,12 +118,12 @@ def test_TU4_two_incarnations_are_two_members() -> None:
 
 @pytest.mark.parametrize("services", list(product(Service, Service)))
 def test_B152_the_service_that_was_changed_oftener_wins(services: tuple[Service, Service]) -> None:
-    one = member("a").serving(services[0]).serving(services[1])
+    served = member("a").serving(services[0]).serving(services[1])
     other = member("a").serving(services[0])
-    assert one.merge(other) == other.merge(one) == one
-    assert one.serving(services[1]) is one
+    assert served.merge(other) == other.merge(served) == served
+    assert served.serving(services[1]) is served
 
 
 def test_B152_two_words_at_once_merge_to_the_same_on_both_sides() -> None:
-    one, other = member("a").serving(Service.CORDONED), member("a").serving(Service.DRAINING)
-    assert one.merge(other) == other.merge(one)
+    first, other = member("a").serving(Service.CORDONED), member("a").serving(Service.DRAINING)
+    assert first.merge(other) == other.merge(first)

@@ -1,4 +1,4 @@
-"""Other clusters at the seeds of a node: what is asked, what is a finding, and when it ends."""
+"""Other clusters at the seeds of a node: the questions, the findings, and their ends."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class Watch:
     def ask(self, *answers: Any, gossip: Gossip = ALONE, sender: NodeId = NODE) -> bool:
         """Let the next question be due, and its answers come. Returns whether it was asked."""
         effects = self.others.tick(gossip, self.others.deadline() or 0.0)
-        asked = [e for e in effects if isinstance(e, ev.SendControl)]
-        assert asked in ([], [ev.SendControl(SEED, InitJoin(GREETING))])
+        questions = [e for e in effects if isinstance(e, ev.SendControl)]
+        assert questions in ([], [ev.SendControl(SEED, InitJoin(GREETING))])
         for answer in answers:
             if self.others.asks(SEED):
                 effects += self.others.on_answer(gossip, sender, answer, SEED)
         events = [e.event for e in effects if isinstance(e, ev.Notice)]
         self.told += [e.clusters for e in events if isinstance(e, OtherClustersChanged)]
-        return bool(asked)
+        return bool(questions)
 
 
 def test_S3_29_a_seed_of_another_cluster_is_a_finding_at_its_second_answer() -> None:
@@ -69,7 +69,7 @@ def test_S3_29_a_seed_of_another_cluster_is_a_finding_at_its_second_answer() -> 
 
 
 @pytest.mark.parametrize(
-    ("answers", "told"),
+    ("answers", "notices"),
     [
         ([ACK, NACK, ACK], []),
         ([NACK, NACK, NACK], []),
@@ -81,11 +81,11 @@ def test_S3_29_a_seed_of_another_cluster_is_a_finding_at_its_second_answer() -> 
         ([ACK, REFUSED, ACK], [(REASONED,), (FOUND,)]),
     ],
 )
-def test_what_a_seed_answers_and_what_is_told(answers: list[Any], told: list[Any]) -> None:
+def test_what_a_seed_answers_and_what_is_told(answers: list[Any], notices: list[Any]) -> None:
     watch = Watch()
     for answer in answers:
         assert watch.ask(*([] if answer is None else [answer]))
-    assert watch.told == told
+    assert watch.told == notices
 
 
 def test_a_seed_that_is_another_name_of_a_member_is_no_finding() -> None:
@@ -117,8 +117,8 @@ def test_without_other_seeds_nothing_is_asked() -> None:
 def answer(others: OtherClusters, at: float, *answers: Any) -> list[Any]:
     """Let the questions of this moment be asked, and a node answer them; return the findings."""
     effects = others.tick(ALONE, at)
-    for one in answers:
-        effects += others.on_answer(ALONE, NODE, one, SEED) if others.asks(SEED) else []
+    for message in answers:
+        effects += others.on_answer(ALONE, NODE, message, SEED) if others.asks(SEED) else []
     events = [e.event for e in effects if isinstance(e, ev.Notice)]
     return [e.clusters for e in events if isinstance(e, OtherClustersChanged)]
 
@@ -153,8 +153,8 @@ def test_suspects_have_a_bound() -> None:
     for first in (0, 40):
         nodes = [Address(f"s{n}", 7355) for n in range(first, first + 40)]
         others.suspect(nodes, ALONE, 0.0)
-    asked = [e for e in others.tick(ALONE, 0.0) if isinstance(e, ev.SendControl)]
-    assert len(asked) == SUSPECTS_MAX
+    questions = [e for e in others.tick(ALONE, 0.0) if isinstance(e, ev.SendControl)]
+    assert len(questions) == SUSPECTS_MAX
 
 
 def test_S3_27_two_islands_find_each_other_and_one_cluster_finds_nothing() -> None:
@@ -167,12 +167,12 @@ def test_S3_27_two_islands_find_each_other_and_one_cluster_finds_nothing() -> No
     for node in (*nodes, third):
         net.deliver(node, ev.WatchSeeds(seeds))
     net.run(4 * EVERY_S)
-    found = {
+    islands = {
         node.name: [n.clusters for n in node.notices if isinstance(n, OtherClustersChanged)]
         for node in (*nodes, third)
     }
     first, second = (OtherCluster(n.id.address, n.id) for n in nodes)
-    assert found == {"n01": [(second,)], "n02": [(first,)], "n03": [(second,)]}
+    assert islands == {"n01": [(second,)], "n02": [(first,)], "n03": [(second,)]}
     joined = net.join("n04", "n01")
     net.until(lambda: joined.member, 30)
     net.deliver(joined, ev.WatchSeeds((nodes[0].id.address,)))

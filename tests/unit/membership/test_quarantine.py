@@ -1,4 +1,4 @@
-"""Quarantine: a member that answers heartbeats, and does not get what must arrive."""
+"""Quarantine: a member that answers heartbeats, and does not get messages that must arrive."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_nobody_quarantines_itself_or_a_stranger() -> None:
 
 
 def test_gossip_still_reaches_who_is_quarantined() -> None:
-    """It must learn what became of it, also in a cluster of two."""
+    """It must receive its fate, also in a cluster of two."""
     net = Net(5)
     nodes = net.start(2)
     net.deliver(nodes[0], ev.Quarantine(nodes[1].id))

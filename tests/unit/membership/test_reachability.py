@@ -79,7 +79,7 @@ def test_TU5_all_reachable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "merged"),
+    ("first", "other", "merged"),
     [
         (ObserverRow(1, {}), ObserverRow(2, {B: UN}), ObserverRow(2, {B: UN})),
         (ObserverRow(3, {}), ObserverRow(2, {B: UN}), ObserverRow(3, {})),
@@ -93,9 +93,9 @@ def test_TU5_all_reachable() -> None:
     ],
 )
 def test_TU5_rows_merge_by_version(
-    one: ObserverRow, other: ObserverRow, merged: ObserverRow
+    first: ObserverRow, other: ObserverRow, merged: ObserverRow
 ) -> None:
-    assert one.merge(other) == other.merge(one) == merged
+    assert first.merge(other) == other.merge(first) == merged
 
 
 def test_TU5_records_are_in_address_order_whoever_spoke_first() -> None:

@@ -32,7 +32,7 @@ def settings(strategy: str = "keep-majority", **downing: object) -> ClusterSetti
 
 
 def entered(me: NodeId, gossip: Gossip, chosen: ClusterSettings | None = None) -> Suspension:
-    """A node that has just learned of all members, and is confirmed because of that."""
+    """A node that has just received all members, and is confirmed because of that."""
     made = Suspension(me, chosen or settings())
     made.update(gossip, T)
     return made

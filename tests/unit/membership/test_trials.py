@@ -1,4 +1,4 @@
-"""Trials: what an examiner finds out about a node that wants to join, and what it answers."""
+"""Trials: the examination of a node that requests to join, and the answer."""
 
 from __future__ import annotations
 
@@ -134,8 +134,8 @@ def test_no_member_is_named_that_does_not_answer_or_is_the_newcomer_before() -> 
 
 
 def test_a_broken_link_names_host_port_and_channel() -> None:
-    own = BrokenLink(Address("10.0.0.4", 7356), "gossip", "nothing has come yet")
-    assert own.describe() == "10.0.0.4:7356 (gossip): nothing has come yet"
+    link = BrokenLink(Address("10.0.0.4", 7356), "gossip", "nothing has come yet")
+    assert link.describe() == "10.0.0.4:7356 (gossip): nothing has come yet"
     theirs = BrokenLink(Address("::1", 7355), "messages", "connection refused", A.address)
     assert theirs.describe() == (
         f"{A.address} does not reach this node at [::1]:7355 (messages): connection refused"

@@ -17,7 +17,7 @@ def clock(**counts: int) -> VectorClock:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "order"),
+    ("first", "other", "order"),
     [
         (clock(), clock(), Order.SAME),
         (clock(a=1), clock(a=1), Order.SAME),
@@ -31,10 +31,10 @@ def clock(**counts: int) -> VectorClock:
         (clock(a=2, b=1), clock(a=1, b=2), Order.CONCURRENT),
     ],
 )
-def test_TU6_comparison(one: VectorClock, other: VectorClock, order: Order) -> None:
+def test_TU6_comparison(first: VectorClock, other: VectorClock, order: Order) -> None:
     mirrored = {Order.BEFORE: Order.AFTER, Order.AFTER: Order.BEFORE}
-    assert one.compare(other) is order
-    assert other.compare(one) is mirrored.get(order, order)
+    assert first.compare(other) is order
+    assert other.compare(first) is mirrored.get(order, order)
 
 
 def test_TU6_pruning() -> None:
@@ -45,7 +45,7 @@ def test_TU6_pruning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "merged"),
+    ("first", "other", "merged"),
     [
         (clock(), clock(), clock()),
         (clock(a=2), clock(), clock(a=2)),
@@ -55,10 +55,10 @@ def test_TU6_pruning() -> None:
     ],
 )
 def test_TU6_a_merge_is_the_least_that_is_not_before_either(
-    one: VectorClock, other: VectorClock, merged: VectorClock
+    first: VectorClock, other: VectorClock, merged: VectorClock
 ) -> None:
-    assert one.merge(other) == other.merge(one) == merged
-    for part in (one, other):
+    assert first.merge(other) == other.merge(first) == merged
+    for part in (first, other):
         assert part.compare(merged) in (Order.SAME, Order.BEFORE)
 
 
@@ -80,12 +80,12 @@ def test_TU6_against_sets_of_events(history: list[tuple[str, int, int]]) -> None
     """The reference keeps, per node, the set of all changes it knows of."""
     nodes = [A, B, C]
     clocks = [VectorClock() for _ in nodes]
-    known: list[frozenset[tuple[int, int]]] = [frozenset() for _ in nodes]
+    events_seen: list[frozenset[tuple[int, int]]] = [frozenset() for _ in nodes]
     for step, (kind, i, j) in enumerate(history):
         if kind == "bump":
-            clocks[i], known[i] = clocks[i].bumped(nodes[i]), known[i] | {(i, step)}
+            clocks[i], events_seen[i] = clocks[i].bumped(nodes[i]), events_seen[i] | {(i, step)}
         else:
-            clocks[i], known[i] = clocks[i].merge(clocks[j]), known[i] | known[j]
+            clocks[i], events_seen[i] = clocks[i].merge(clocks[j]), events_seen[i] | events_seen[j]
     for i in range(3):
         for j in range(3):
             expected = {
@@ -93,5 +93,5 @@ def test_TU6_against_sets_of_events(history: list[tuple[str, int, int]]) -> None
                 (True, False): Order.BEFORE,
                 (False, True): Order.AFTER,
                 (False, False): Order.CONCURRENT,
-            }[known[i] <= known[j], known[j] <= known[i]]
+            }[events_seen[i] <= events_seen[j], events_seen[j] <= events_seen[i]]
             assert clocks[i].compare(clocks[j]) is expected

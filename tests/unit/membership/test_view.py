@@ -1,4 +1,4 @@
-"""What a node shows of the cluster, and the events between two pictures."""
+"""A node's picture of the cluster, and the events between two pictures."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def flagged(copy: Gossip, flag: Flag, *subjects: object, by: object = A) -> Goss
 def story(before: Gossip, after: Gossip, me: object = A) -> list[str]:
     """The events between two pictures, as `MemberUp b`, but for convergence."""
     events = changes(view_of(before, me), view_of(after, me))  # type: ignore[arg-type]
-    told = []
+    lines = []
     for event in events:
         if isinstance(event, ConvergenceChanged):
             continue
         node = event.member.node if hasattr(event, "member") else getattr(event, "leader", None)
         gone = " gone" if getattr(event, "terminated", False) else ""
-        told.append(f"{type(event).__name__} {node.host if node else None}{gone}")
-    return told
+        lines.append(f"{type(event).__name__} {node.host if node else None}{gone}")
+    return lines
 
 
 TWO = state(a=U, b=U)
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "told"),
+    ("before", "after", "events"),
     [
         (Gossip(), state(a=J), ["MemberJoined a", "LeaderChanged a"]),
         (Gossip(), TWO, ["MemberUp a", "MemberUp b", "LeaderChanged a"]),
@@ -83,8 +83,10 @@ TWO = state(a=U, b=U)
         ),
     ],
 )
-def test_TU9_events_tell_what_is_different(before: Gossip, after: Gossip, told: list[str]) -> None:
-    assert story(before, after) == told
+def test_TU9_events_tell_what_is_different(
+    before: Gossip, after: Gossip, events: list[str]
+) -> None:
+    assert story(before, after) == events
 
 
 def test_TU9_who_leads_depends_on_whom_one_reaches() -> None:
@@ -104,8 +106,8 @@ def test_TU9_a_node_that_is_down_calls_nobody_reachable() -> None:
 @pytest.mark.parametrize("status", list(Status)[:-1])
 def test_TU9_replayed_from_nothing_a_picture_tells_every_member(status: Status) -> None:
     """Whoever subscribes late gets the picture, or the same as events."""
-    told = story(Gossip(), state(a=status, b=U, c=U))
-    assert told[:3] == [f"{ARRIVALS[status].__name__} a", "MemberUp b", "MemberUp c"]
+    events = story(Gossip(), state(a=status, b=U, c=U))
+    assert events[:3] == [f"{ARRIVALS[status].__name__} a", "MemberUp b", "MemberUp c"]
 
 
 def test_TU9_convergence_comes_and_goes() -> None:
@@ -157,16 +159,16 @@ def aged(roles: dict[str, tuple[str, ...]], **numbers: int) -> MembershipView:
 def test_TU3_the_oldest_is_the_first_that_came_up(
     numbers: dict[str, int], roles: dict[str, tuple[str, ...]], role: str, oldest: str | None
 ) -> None:
-    found = aged(roles, **numbers).oldest(role)
-    assert (found.node.host if found else None) == oldest
+    eldest = aged(roles, **numbers).oldest(role)
+    assert (eldest.node.host if eldest else None) == oldest
 
 
 @pytest.mark.parametrize("status", [J, W, L, X, DOWN])
 def test_TU3_only_who_is_up_is_the_oldest(status: Status) -> None:
     members = {A: member(A, status, 1), B: member(B, U, 2)}
-    found = view_of(Gossip(members), B).oldest()
-    assert found is not None
-    assert found.node == B
+    oldest = view_of(Gossip(members), B).oldest()
+    assert oldest is not None
+    assert oldest.node == B
 
 
 def test_who_may_have_to_go_is_not_who_a_deaf_node_flags() -> None:
@@ -190,7 +192,7 @@ def test_a_removed_node_shows_the_others_and_doubts_none() -> None:
     assert (shown.doubtful, shown.unreached) == ((), ())
 
 
-@pytest.mark.parametrize("name", [one.name for one in fields(MembershipView)])
+@pytest.mark.parametrize("name", [field.name for field in fields(MembershipView)])
 def test_views_show_the_same_members_unless_a_members_state_differs(name: str) -> None:
     """Coordinators are not updated by such a view, whatever fields a view has."""
     before = MembershipView(A)

@@ -1,4 +1,4 @@
-"""How busy nodes are: averages, what replies to heartbeats carry, and looks at a few nodes."""
+"""How busy nodes are: averages, the content of replies to heartbeats, and looks at a few nodes."""
 
 from __future__ import annotations
 
@@ -74,37 +74,37 @@ def test_vitals_that_no_node_can_have_are_refused(vitals: Vitals) -> None:
 
 
 def test_a_node_knows_its_own_vitals_and_those_of_the_nodes_that_it_watches() -> None:
-    one, other = (Heartbeats(node, FailureDetectorSettings()) for node in (A, B))
-    one.on_members([A, B], [])
-    other.vitals, one.vitals = BUSY, Vitals(rate=1.0)
-    assert one.vitals_known(2.0) == {A: (Vitals(rate=1.0), 0.0)}
+    first, other = (Heartbeats(node, FailureDetectorSettings()) for node in (A, B))
+    first.on_members([A, B], [])
+    other.vitals, first.vitals = BUSY, Vitals(rate=1.0)
+    assert first.vitals_known(2.0) == {A: (Vitals(rate=1.0), 0.0)}
     reply = other.answer(Heartbeat(0, 2.0), 2.0)
-    one.on_reply(B, reply, 2.5)
-    assert one.vitals_known(4.0)[B] == (BUSY, 1.5)
+    first.on_reply(B, reply, 2.5)
+    assert first.vitals_known(4.0)[B] == (BUSY, 1.5)
 
 
 def test_a_reply_without_vitals_keeps_the_last_ones() -> None:
-    one = Heartbeats(A, FailureDetectorSettings())
-    one.on_members([A, B], [])
-    one.on_reply(B, HeartbeatReply(0, 1.0, vitals=BUSY), 1.0)
-    one.on_reply(B, HeartbeatReply(0, 2.0), 2.0)
-    assert one.vitals_known(3.0) == {B: (BUSY, 2.0)}
+    heartbeats = Heartbeats(A, FailureDetectorSettings())
+    heartbeats.on_members([A, B], [])
+    heartbeats.on_reply(B, HeartbeatReply(0, 1.0, vitals=BUSY), 1.0)
+    heartbeats.on_reply(B, HeartbeatReply(0, 2.0), 2.0)
+    assert heartbeats.vitals_known(3.0) == {B: (BUSY, 2.0)}
 
 
-@pytest.mark.parametrize(("nodes", "asked"), [(1, 1), (2, 2), (3, 3), (39, 3), (100, 10)])
-def test_a_look_asks_a_tenth_of_the_nodes_and_at_least_three(nodes: int, asked: int) -> None:
-    assert asked_per_look(nodes) == asked
+@pytest.mark.parametrize(("nodes", "count"), [(1, 1), (2, 2), (3, 3), (39, 3), (100, 10)])
+def test_a_look_asks_a_tenth_of_the_nodes_and_at_least_three(nodes: int, count: int) -> None:
+    assert asked_per_look(nodes) == count
 
 
 def _answers(nodes: Iterable[NodeId]) -> list[dict[NodeId, tuple[Vitals, float]]]:
     """Each node answers for itself and the nine that it watches."""
-    return [dict.fromkeys((one, *watched(one, NODES, (), 9)), (BUSY, 0.0)) for one in nodes]
+    return [dict.fromkeys((node, *watched(node, NODES, (), 9)), (BUSY, 0.0)) for node in nodes]
 
 
 def test_ten_of_a_hundred_nodes_show_two_thirds_of_them_and_five_looks_show_nearly_all() -> None:
     """Looks at different times. In one look a node is unseen if none of the 10 nodes that know it
     is among the 10 of 100 that are asked. The mean of 400 seeds is within one percentage point of
-    what follows, and within a fifth of one after five looks."""
+    the next looks, and within a fifth of one after five looks."""
     unseen = comb(90, 10) / comb(100, 10)
     assert 0.65 < 1 - unseen < 0.67
     assert 0.995 < 1 - unseen**5 < 0.997
@@ -123,12 +123,12 @@ def test_ten_of_a_hundred_nodes_show_two_thirds_of_them_and_five_looks_show_near
 
 def test_one_survey_of_a_hundred_nodes_shows_nearly_all() -> None:
     """It asks no node twice, so its five looks show more than looks at different times."""
-    found = [Survey(NODES, random.Random(seed)) for seed in range(100)]
-    for survey in found:
+    surveys = [Survey(NODES, random.Random(seed)) for seed in range(100)]
+    for survey in surveys:
         while chosen := survey.next_look():
             survey.record(_answers(chosen))
-    assert all(survey.looks <= LOOKS_MAX for survey in found)
-    assert sum(len(survey.found) for survey in found) / 100 > 99.5
+    assert all(survey.looks <= LOOKS_MAX for survey in surveys)
+    assert sum(len(survey.found) for survey in surveys) / 100 > 99.5
 
 
 def test_a_survey_ends_when_every_node_is_known() -> None:
@@ -163,7 +163,7 @@ def test_a_member_whose_build_cannot_read_vitals_gets_none() -> None:
     for name in ("n1", "n2"):
         net.deliver(net.nodes[name], ev.SetVitals(BUSY))
     net.run(5.0)
-    known = {name: net.nodes[name].machine._heartbeats.vitals_known(net.now) for name in net.nodes}
+    counts = {name: net.nodes[name].machine._heartbeats.vitals_known(net.now) for name in net.nodes}
     ids = {name: process.id for name, process in net.nodes.items()}
-    assert known["n1"].keys() == set(ids.values()), "the newer one learns of both"
-    assert known["n2"].keys() == {ids["n2"]}
+    assert counts["n1"].keys() == set(ids.values()), "the newer one learns of both"
+    assert counts["n2"].keys() == {ids["n2"]}

@@ -1,4 +1,4 @@
-"""Which version a node says, and what if nobody can say it."""
+"""The version that a node declares, and a node without a version."""
 
 from __future__ import annotations
 

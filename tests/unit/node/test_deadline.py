@@ -65,12 +65,12 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
     made.deadline.cancel()
 
 
-@pytest.mark.parametrize(("known", "code"), [(None, 7), (1, 1), (6, 6)])
+@pytest.mark.parametrize(("status", "code"), [(None, 7), (1, 1), (6, 6)])
 def test_a_process_that_does_not_end_exits_with_the_code_of_its_node(
-    known: int | None, code: int, process: Process
+    status: int | None, code: int, process: Process
 ) -> None:
-    if known is not None:
-        process.deadline.code = known
+    if status is not None:
+        process.deadline.code = status
     process.node()
     process.deadline.start()
     process.deadline.within(0.01)

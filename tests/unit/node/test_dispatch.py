@@ -1,4 +1,5 @@
-"""The dispatcher: where each run and each control message goes, and what is dropped and counted."""
+"""The dispatcher: where each run and each control message goes, and the dropped and counted
+ones."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ ROLES = {"client": CLIENT, "newcomer": NEWCOMER, "node": NODE, "only carts": ONL
 
 
 class Session:
-    """A session that records what is sent on it. `mark`: that of its tells."""
+    """A session that records the messages sent on it. `mark`: the mark of its tells."""
 
     def __init__(self, role: Permissions, tag: NodeId = PEER) -> None:
         self.permissions, self.tag, self.name, self.mark = role, tag, str(tag), MARK
@@ -58,7 +59,7 @@ class Session:
 
 
 class Around:
-    """A dispatcher with one region, and the log of what its collaborators are given."""
+    """A dispatcher with one region, and the log of its collaborators' input."""
 
     def __init__(self) -> None:
         self.log: list[tuple[object, ...]] = []
@@ -170,7 +171,10 @@ def test_tells_go_to_their_region_or_are_counted_and_reported(
     else:
         assert around.log == [("drop", MARK, name, reason, 2)]
         assert around.counted == {reason: 1}
-    kept = [(one.entity_type, one.entity_id, one.reason, one.payload) for one in around.letters]
+    kept = [
+        (letter.entity_type, letter.entity_id, letter.reason, letter.payload)
+        for letter in around.letters
+    ]
     assert kept == [(name, entity_id, reason, None) for entity_id in "xy" if reason]
 
 
@@ -200,7 +204,7 @@ def test_every_ask_is_handed_on_or_fails(
         assert set(session.failures) == {4, 5}
     assert around.counted == ({reason: 1} if reason else {})
     is_letter = reason and name != NodeRpc.TYPE
-    kept = [(one.entity_id, one.reason, one.answered) for one in around.letters]
+    kept = [(letter.entity_id, letter.reason, letter.answered) for letter in around.letters]
     assert kept == [(entity_id, reason, True) for entity_id in "xy" if is_letter]
 
 
@@ -220,10 +224,10 @@ def test_only_nodes_forward_and_a_forwarded_ask_that_is_refused_fails(
     session: Any = Session(ROLES[role])
     message = Relayed(name, "1", "x", "add", b"1", corr, 1000, 1)
     around.dispatcher.on_relayed(session, message)
-    told = [("drop", FORWARDED, name, "unknown_type", 1)] if name == "none" and not corr else []
-    assert around.log == ([("relayed", message)] if goes else told)
+    effects = [("drop", FORWARDED, name, "unknown_type", 1)] if name == "none" and not corr else []
+    assert around.log == ([("relayed", message)] if goes else effects)
     assert around.counted == counted
-    kept = [(one.entity_id, one.reason, one.answered) for one in around.letters]
+    kept = [(letter.entity_id, letter.reason, letter.answered) for letter in around.letters]
     assert kept == [("x", reason, bool(corr)) for reason in counted]
     assert list(session.failures) == ([corr] if corr and not goes else [])
 
@@ -298,8 +302,8 @@ def test_a_client_learns_homes_of_shards_that_exist(around: Around) -> None:
     client: Any = Session(CLIENT)
     around.dispatcher.on_client(client)
     around.control(client, HOMES)
-    wanted = events.MessageReceived(PEER, messages.GetShardHome(("1",)))
-    assert around.log == [("region", wanted)]
+    expected = events.MessageReceived(PEER, messages.GetShardHome(("1",)))
+    assert around.log == [("region", expected)]
 
 
 def test_a_node_asks_the_coordinator_for_homes_of_shards_that_exist(around: Around) -> None:
@@ -326,9 +330,9 @@ def test_a_type_is_described_to_who_asks(around: Around, shard_of: Any, shards: 
     around.control(session, Describe())
     around.control(session, Describe(), "none")
     around.control(session, Describe(), "Pages")
-    known = TypeInfo(True, "crc32/2", shards, 3, "nearest")
+    info = TypeInfo(True, "crc32/2", shards, 3, "nearest")
     unknown = TypeInfo(False, "", 0)
-    assert session.sent == [known, unknown, TypeInfo(False, "", 0, similar=PAGE)]
+    assert session.sent == [info, unknown, TypeInfo(False, "", 0, similar=PAGE)]
 
 
 def test_members_that_have_a_missing_type_are_named_to_who_asks_for_it(around: Around) -> None:
@@ -380,7 +384,7 @@ GONE = NodeId("d", 1, 4)
 
 
 @pytest.mark.parametrize(
-    ("role", "about", "wanted", "counted"),
+    ("role", "about", "expected", "counted"),
     [
         ("node", OTHER, [("believed", OTHER)], {}),
         ("client", OTHER, [("verified", OTHER)], {}),
@@ -394,10 +398,10 @@ GONE = NodeId("d", 1, 4)
     ],
 )
 def test_a_departure_notice_counts_by_its_sender_and_its_subject(
-    around: Around, role: str, about: NodeId, wanted: Any, counted: dict[str, int]
+    around: Around, role: str, about: NodeId, expected: Any, counted: dict[str, int]
 ) -> None:
     around.control(Session(ROLES[role]), Goodbye(about), "")
-    assert (around.log, around.counted) == (wanted, counted)
+    assert (around.log, around.counted) == (expected, counted)
 
 
 def test_a_clients_notice_about_a_node_without_sessions_here_ends_nothing(around: Around) -> None:

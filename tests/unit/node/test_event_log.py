@@ -1,4 +1,4 @@
-"""What machines note, for people."""
+"""The notes of machines, for people."""
 
 from __future__ import annotations
 

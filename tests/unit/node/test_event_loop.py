@@ -15,7 +15,7 @@ HANGS_S = 30.0
 
 
 class NameServer:
-    """Answers what it knows; other names hang until `release`."""
+    """Answers known names; other names hang until `release`."""
 
     def __init__(self) -> None:
         self.answers: dict[str, tuple[str, ...]] = {}
@@ -83,8 +83,8 @@ def test_what_needs_no_look_up_is_as_in_asyncio() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         for host, port in (("127.0.0.1", 80), (None, 80), (None, "80"), ("::1", 80)):
-            wanted = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            assert await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM) == wanted
+            expected = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            assert await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM) == expected
 
     with asyncio.Runner(loop_factory=NodeEventLoop) as runner:
         runner.run(main())

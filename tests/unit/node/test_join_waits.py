@@ -1,4 +1,4 @@
-"""What a node that joins names, and when."""
+"""The reasons that a joining node names, and when."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Node:
         return self.there
 
     async def lines(self, seconds: float, *links: BrokenLink) -> list[tuple[int, str]]:
-        found = []
+        texts = []
         for _ in range(round(seconds)):
             if (waited := self.waits.update(links)) is not None:
-                found.append((round(waited), self.waits.describe()))
+                texts.append((round(waited), self.waits.describe()))
             await asyncio.sleep(1.0)
-        return found
+        return texts
 
 
 @virtual

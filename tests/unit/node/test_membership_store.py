@@ -1,4 +1,4 @@
-"""What membership asks of the store, and what a node says of another cluster that writes it."""
+"""The calls of membership to the store, and a node's report of another cluster that writes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was dropped in the last minute, by samples of counters that only grow."""
+"""The messages dropped in the last minute, by samples of counters that only grow."""
 
 from __future__ import annotations
 

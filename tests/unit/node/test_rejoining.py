@@ -157,11 +157,11 @@ def test_what_it_waits_for_and_the_lines_of_the_log() -> None:
 async def test_it_waits_for_its_store_as_long_as_for_the_members(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked, pauses, clock = [], list[float](), [0.0]
+    questions, pauses, clock = [], list[float](), [0.0]
 
     async def ask(url: str, name: str, settings: Settings) -> None:
-        asked.append((url, name, settings.store.timeout))
-        if len(asked) < answers_at:
+        questions.append((url, name, settings.store.timeout))
+        if len(questions) < answers_at:
             raise StoreUnavailable("no answer")
 
     async def sleep(seconds: float) -> None:
@@ -175,14 +175,14 @@ async def test_it_waits_for_its_store_as_long_as_for_the_members(
     chosen = Settings(cluster=ClusterSettings(rejoin_within=30.0), store=store)
     answers_at = 4
     assert await store_answers("shop", chosen)
-    assert asked == [("redis://a:1/0", "shop", 3.0)] * 4
+    assert questions == [("redis://a:1/0", "shop", 3.0)] * 4
     assert pauses == [0.5, 1.0, 2.0]
-    asked.clear()
+    questions.clear()
     answers_at = 999
     with pytest.raises(StoreUnavailable):
         await store_answers("shop", chosen)
     assert clock[0] <= 3.5 + 30.0
-    asked.clear()
+    questions.clear()
     answers_at = 300
     endless = replace(chosen, cluster=ClusterSettings(rejoin_within=0.0))
     assert await store_answers("shop", endless)

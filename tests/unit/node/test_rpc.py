@@ -1,4 +1,4 @@
-"""Calls from node to node: what a node answers, asks, and refuses."""
+"""Calls from node to node: the answers, questions and refusals of a node."""
 
 from __future__ import annotations
 
@@ -173,8 +173,8 @@ async def test_an_answer_for_a_session_that_is_lost_is_dropped(rpc: NodeRpc, ses
 async def test_questions_that_were_not_sent_fail(rpc: NodeRpc) -> None:
     waits: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     question: Any = SimpleNamespace(waiting=(waits, decode_value, 0))
-    told: Any = SimpleNamespace(waiting=None)
-    rpc.unsent([question, told], NodeLost("gone"))
+    session: Any = SimpleNamespace(waiting=None)
+    rpc.unsent([question, session], NodeLost("gone"))
     with pytest.raises(NodeLost):
         await waits
 
@@ -186,17 +186,17 @@ async def test_questions_that_were_not_sent_fail(rpc: NodeRpc) -> None:
 async def test_arguments_that_do_not_fit_get_an_error_and_never_the_answer(
     rpc: NodeRpc, session: Session, arguments: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked: list[object] = []
+    calls: list[object] = []
 
     def plan(name: str, add: int, remove: list[str]) -> None:
-        asked.append(name)
+        calls.append(name)
 
     rpc.register("plan", plan)
     rpc.asked(session, run("plan", arguments))  # type: ignore[arg-type]
     assert isinstance(session.failures[1], SchemaError)
-    assert (asked, caplog.messages) == ([], [])
+    assert (calls, caplog.messages) == ([], [])
     rpc.asked(session, run("plan", ("page", 1, ["n"])))  # type: ignore[arg-type]
-    assert asked == ["page"]
+    assert calls == ["page"]
 
 
 @pytest.mark.parametrize("error", [ConfigError("no node: 'x'"), KeyError("x")])

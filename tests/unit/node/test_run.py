@@ -1,4 +1,4 @@
-"""What comes out of a node's loop does not end the node, unless a signal has raised it."""
+"""An error that comes out of a node's loop does not end the node, unless a signal has raised it."""
 
 from __future__ import annotations
 

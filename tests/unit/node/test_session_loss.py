@@ -1,4 +1,4 @@
-"""What becomes of sessions when the other process, or this one, ends."""
+"""The fate of sessions when the other process, or this one, ends."""
 
 from __future__ import annotations
 

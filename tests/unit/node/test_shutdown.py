@@ -1,4 +1,4 @@
-"""Leaving, phase by phase, on a loop with virtual time: what each phase waits for, and for how
+"""Leaving, phase by phase, on a loop with virtual time: the wait of each phase, and for how
 long at most."""
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Hosting(tuple[NodeId, ...]):
 
 
 class Leaving:
-    """A node that leaves. By default every wait ends at once; `log` is what was done."""
+    """A node that leaves. By default every wait ends at once; `log` has the actions."""
 
     def __init__(self) -> None:
         self.me, self.loop = ME, asyncio.get_running_loop()
@@ -115,9 +115,9 @@ async def test_phases_run_in_order_with_the_nodes_own_work_in_two_of_them() -> N
     node = Leaving()
     assert await node.leave()
     assert [entry for entry in node.log if entry in PHASES] == list(PHASES)
-    own = [entry for entry in node.log if entry not in PHASES]
+    work = [entry for entry in node.log if entry not in PHASES]
     part = ["report", "announce", "flush"]
-    assert own == ["hand off", *part, "leave", *part]
+    assert work == ["hand off", *part, "leave", *part]
     assert node.drops.prompt
     assert node.log.index("hand off") < node.log.index(LEAVE)
     assert node.said[-1].startswith(LAST)
@@ -241,12 +241,12 @@ async def test_clients_that_stay_keep_the_node_for_a_bounded_time() -> None:
 
 @virtual
 async def test_clients_of_the_only_host_leave_after_the_member() -> None:
-    """Without another host no home can be found for what they send."""
+    """Without another host no home can be found for their messages."""
     node = Leaving()
     node.members = Hosting((ME,))
     assert await node.leave()
-    own = [entry for entry in node.log if entry not in PHASES]
-    assert own == ["hand off", "leave", "report", "announce", "flush"]
+    work = [entry for entry in node.log if entry not in PHASES]
+    assert work == ["hand off", "leave", "report", "announce", "flush"]
 
 
 def session(tag: NodeId, *, lost: bool = False, busy: bool = True) -> Any:
@@ -289,8 +289,8 @@ async def test_shards_end_here_if_the_whole_cluster_stops() -> None:
     node.cluster_stops.set_result(None)
     node.region.stopped_here.set_result(None)
     assert await node.leave()
-    own = [entry for entry in node.log if entry not in PHASES]
-    assert own == ["stop here", "leave", "report", "announce", "flush"]
+    work = [entry for entry in node.log if entry not in PHASES]
+    assert work == ["stop here", "leave", "report", "announce", "flush"]
 
 
 @virtual

@@ -18,7 +18,7 @@ SHORT = 0.02
 
 
 class Told:
-    """Phases, and what they said."""
+    """Phases, and their log lines."""
 
     def __init__(self) -> None:
         self.phases = Phases(ShutdownSettings())
@@ -29,7 +29,7 @@ class Told:
 
 
 async def test_tasks_of_a_phase_run_side_by_side_and_those_of_others_do_not() -> None:
-    told, met = Told(), asyncio.Barrier(3)
+    log, met = Told(), asyncio.Barrier(3)
 
     async def meet() -> None:
         await met.wait()
@@ -37,26 +37,26 @@ async def test_tasks_of_a_phase_run_side_by_side_and_those_of_others_do_not() ->
     async def other() -> None:
         raise AssertionError("another phase")
 
-    told.phases.add("service-stop", meet)
-    told.phases.add("service-stop", meet)
-    told.phases.add("service-unbind", other)
-    assert await told.run("service-stop", own=meet())
-    assert told.phases.current == "service-stop"
-    assert len(told.said) == 1
-    assert told.said[0].startswith("service-stop: ")
-    assert told.said[0].count("meet") == 2
+    log.phases.add("service-stop", meet)
+    log.phases.add("service-stop", meet)
+    log.phases.add("service-unbind", other)
+    assert await log.run("service-stop", own=meet())
+    assert log.phases.current == "service-stop"
+    assert len(log.said) == 1
+    assert log.said[0].startswith("service-stop: ")
+    assert log.said[0].count("meet") == 2
 
 
 async def test_a_phase_without_tasks_says_nothing_and_takes_no_time() -> None:
-    told = Told()
-    assert await told.run("service-stop", seconds=0.0)
-    assert told.said == []
+    log = Told()
+    assert await log.run("service-stop", seconds=0.0)
+    assert log.said == []
 
 
 async def test_plain_functions_and_failing_tasks_stop_nobody(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    told, done = Told(), []
+    log, done = Told(), []
 
     async def fails() -> None:
         raise ValueError("no")
@@ -66,14 +66,14 @@ async def test_plain_functions_and_failing_tasks_stop_nobody(
         done.append("async")
 
     for task in (lambda: 1 / 0, fails, works, lambda: done.append("plain")):
-        told.phases.add("service-stop", task)
-    assert await told.run("service-stop", own=works())
+        log.phases.add("service-stop", task)
+    assert await log.run("service-stop", own=works())
     assert sorted(done) == ["async", "async", "plain"]
     assert sum("failed" in record.getMessage() for record in caplog.records) == 2
 
 
 async def test_what_is_late_is_cancelled_named_and_not_waited_for() -> None:
-    told, cancelled = Told(), asyncio.Event()
+    log, cancelled = Told(), asyncio.Event()
 
     async def late() -> None:
         try:
@@ -91,26 +91,26 @@ async def test_what_is_late_is_cancelled_named_and_not_waited_for() -> None:
     async def quick() -> None: ...
 
     for task in (late, deaf, quick):
-        told.phases.add("service-stop", task)
-    assert await told.run("service-stop", SHORT, own=quick())
+        log.phases.add("service-stop", task)
+    assert await log.run("service-stop", SHORT, own=quick())
     await asyncio.wait_for(cancelled.wait(), LONG)
-    assert told.said[1].startswith("service-stop: not done after 0.02 s, going on: ")
-    assert "late" in told.said[1]
-    assert "deaf" in told.said[1]
-    assert "quick" not in told.said[1]
+    assert log.said[1].startswith("service-stop: not done after 0.02 s, going on: ")
+    assert "late" in log.said[1]
+    assert "deaf" in log.said[1]
+    assert "quick" not in log.said[1]
 
 
 async def test_the_nodes_own_work_says_whether_it_was_in_time() -> None:
-    told = Told()
+    log = Told()
 
     async def own() -> None:
         await asyncio.Event().wait()
 
-    assert not await told.run(HAND_OFF, SHORT, own=own())
+    assert not await log.run(HAND_OFF, SHORT, own=own())
 
 
 async def test_a_phase_that_is_cancelled_cancels_its_tasks() -> None:
-    told, begun, cancelled = Told(), asyncio.Event(), asyncio.Event()
+    log, begun, cancelled = Told(), asyncio.Event(), asyncio.Event()
 
     async def task() -> None:
         begun.set()
@@ -119,8 +119,8 @@ async def test_a_phase_that_is_cancelled_cancels_its_tasks() -> None:
         finally:
             cancelled.set()
 
-    told.phases.add("service-stop", task)
-    running = asyncio.ensure_future(told.run("service-stop"))
+    log.phases.add("service-stop", task)
+    running = asyncio.ensure_future(log.run("service-stop"))
     await begun.wait()
     running.cancel()
     await asyncio.wait_for(cancelled.wait(), LONG)

@@ -13,7 +13,7 @@ A, B, C = NodeId("a", 1, 1), NodeId("b", 1, 1), NodeId("c", 1, 1)
 
 @dataclass(eq=False)
 class Line:
-    """What is looked at of a session."""
+    """The part of a session that is examined."""
 
     tag: NodeId
     outstanding: int = 100
@@ -36,8 +36,8 @@ def looks(
 
 
 def test_who_takes_nothing_for_so_long_is_named() -> None:
-    found = looks(StalledPeers(3.0), [Line(A), Line(B, outstanding=0)], [0, 1, 2, 3, 4], (A, B))
-    assert found == [[], [], [], [A], [A]]
+    stalled = looks(StalledPeers(3.0), [Line(A), Line(B, outstanding=0)], [0, 1, 2, 3, 4], (A, B))
+    assert stalled == [[], [], [], [A], [A]]
 
 
 def test_progress_begins_the_count_anew() -> None:
@@ -83,10 +83,10 @@ def test_the_accuser_tests_its_other_links_first_and_accuses_who_fails_that_too(
 
 def test_links_are_tested_once_for_each_stall() -> None:
     quarantine, used = StalledPeers(2.0), Line(A)
-    found = []
+    links = []
     for now in range(12):
         used.acked = now // 4
         quarantine.check(cast("Any", [used]), (A, B), now)
-        found.append(quarantine.untested((A, B)))
-    assert found.count([B]) == 3
-    assert found.count([]) == 9
+        links.append(quarantine.untested((A, B)))
+    assert links.count([B]) == 3
+    assert links.count([]) == 9

@@ -1,4 +1,4 @@
-"""The reminders of one entity: what fires, what is left out, what follows."""
+"""The reminders of one entity: the fired, the left out, and the next."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_each_moment_fires_once_in_order_and_never_early(
             assert (following.moment - moment) % every == 0
             if late == "all":
                 assert following.moment == due.moment + every
-    assert [one for one, _ in seen] == sorted({one for one, _ in seen})
+    assert [at for at, _ in seen] == sorted({at for at, _ in seen})
     assert len({delivery for _, delivery in seen}) == len(seen)
 
 

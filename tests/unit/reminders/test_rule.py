@@ -21,7 +21,7 @@ def ms(text: str) -> int:
 
 def utc(cron: str, tz: str, after: str, count: int) -> list[str]:
     times = islice(moments(cron, tz, ms(after)), count)
-    return [datetime.fromtimestamp(one / 1000, UTC).strftime("%d %H:%M") for one in times]
+    return [datetime.fromtimestamp(moment / 1000, UTC).strftime("%d %H:%M") for moment in times]
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ def test_moments_grow_and_follow_from_each_other(after: int, cron: str) -> None:
     times = list(islice(moments(cron, NEW_YORK, after * 1000), 5))
     assert times == sorted(set(times))
     assert times[0] > after * 1000
-    for one, following in pairwise(times):
-        assert Rule(cron=cron, tz=NEW_YORK).after(one) == following
+    for moment, following in pairwise(times):
+        assert Rule(cron=cron, tz=NEW_YORK).after(moment) == following
 
 
 def test_a_day_of_an_interval_has_24_hours() -> None:

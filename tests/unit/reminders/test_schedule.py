@@ -29,11 +29,11 @@ DAY = 86_400_000
 
 
 class Shard:
-    """A shard's index, its home, and what was woken."""
+    """A shard's index, its home, and the woken entities."""
 
     def __init__(self, due: dict[str, int] | None = None) -> None:
         self.due = dict(due or {})
-        self.index = sorted((at, one) for one, at in self.due.items())
+        self.index = sorted((at, entity_id) for entity_id, at in self.due.items())
         self.schedule = ReminderSchedule()
         self.now = 0
         self.loads: list[ReadIndex] = []
@@ -101,7 +101,7 @@ def test_an_entity_is_woken_when_it_is_due_and_not_before() -> None:
     shard.save("a", 0)
     shard.handle(Ended("a", True))
     shard.tick(250)
-    assert [one for _, one, _ in shard.woken] == ["a", "b"]
+    assert [entity_id for _, entity_id, _ in shard.woken] == ["a", "b"]
 
 
 def test_nothing_is_read_again_while_nothing_is_due() -> None:
@@ -167,9 +167,9 @@ def test_a_save_during_a_read_is_newer_than_the_read() -> None:
     shard.save("d", 50)
     shard.handle(IndexRead(page))
     shard.tick(899)
-    assert [one for _, one, _ in shard.woken] == ["d", "c"]
+    assert [entity_id for _, entity_id, _ in shard.woken] == ["d", "c"]
     shard.tick(900)
-    assert [one for _, one, _ in shard.woken] == ["d", "c", "a"]
+    assert [entity_id for _, entity_id, _ in shard.woken] == ["d", "c", "a"]
 
 
 def test_after_a_save_in_doubt_the_earlier_time_counts() -> None:
@@ -193,7 +193,7 @@ def test_a_clock_that_is_set_back_and_forward() -> None:
     assert deadline is not None
     assert deadline <= 3_600_000 * 5 + 200
     shard.tick(3_600_000 * 6)
-    assert sorted(one for _, one, _ in shard.woken) == ["a", "a", "b"]
+    assert sorted(entity_id for _, entity_id, _ in shard.woken) == ["a", "a", "b"]
 
 
 def test_no_pause_outlasts_a_clock_that_is_set_back() -> None:
@@ -203,9 +203,9 @@ def test_no_pause_outlasts_a_clock_that_is_set_back() -> None:
     shard.handle(Ended("a", False))  # b is at work, a pauses
     shard.tick(4 * hour)
     shard.tick(4 * hour + PAUSE_MAX_MS)
-    assert [one for _, one, _ in shard.woken] == ["a", "b", "a"]
+    assert [entity_id for _, entity_id, _ in shard.woken] == ["a", "b", "a"]
     shard.tick(4 * hour + WOKEN_MS)
-    assert [one for _, one, _ in shard.woken] == ["a", "b", "a", "b"]
+    assert [entity_id for _, entity_id, _ in shard.woken] == ["a", "b", "a", "b"]
 
 
 def test_what_is_saved_behind_the_horizon_is_read_later() -> None:
@@ -239,41 +239,42 @@ def test_none_is_lost_none_is_early_none_is_woken_twice(seed: int) -> None:
             case 1:
                 shard.save(f"n{dice.randint(0, 300)}", now + dice.randint(1, 9000))
             case 2 if at_work:
-                one = dice.choice(sorted(at_work))
-                at_work.discard(one)
+                entity_id = dice.choice(sorted(at_work))
+                at_work.discard(entity_id)
                 if dice.random() < 0.2:
-                    shard.handle(Ended(one, False))
+                    shard.handle(Ended(entity_id, False))
                 else:
-                    due = shard.due.get(one, 0)
+                    due = shard.due.get(entity_id, 0)
                     if due and due <= now:
-                        done.append((one, due))
+                        done.append((entity_id, due))
                         again = now + dice.randint(1, 5000) if dice.random() < 0.3 else 0
-                        shard.save(one, again)
+                        shard.save(entity_id, again)
                     else:
-                        shard.handle(Saved(one, due))
-                    shard.handle(Ended(one, True))
+                        shard.handle(Saved(entity_id, due))
+                    shard.handle(Ended(entity_id, True))
             case _:
                 now += dice.randint(0, 60)
                 shard.tick(now)
-        for at, one, _ in shard.woken[seen:]:
-            assert one not in at_work, "woken while it is at work"
-            assert shard.due.get(one, 0) <= at or one not in shard.due, "woken early"
-            at_work.add(one)
+        for at, entity_id, _ in shard.woken[seen:]:
+            assert entity_id not in at_work, "woken while it is at work"
+            assert shard.due.get(entity_id, 0) <= at or entity_id not in shard.due, "woken early"
+            at_work.add(entity_id)
     now += 40_000
     for _ in range(20_000):
         seen = len(shard.woken)
         while shard.loads:
             shard.answer()
         shard.tick(now)
-        at_work |= {one for _, one, _ in shard.woken[seen:]}
+        at_work |= {entity_id for _, entity_id, _ in shard.woken[seen:]}
         if not at_work:
             break
-        for one in sorted(at_work):
-            shard.save(one, 0 if shard.due.get(one, now + 1) <= now else shard.due.get(one, 0))
-            shard.handle(Ended(one, True))
+        for entity_id in sorted(at_work):
+            due = shard.due.get(entity_id, 0)
+            shard.save(entity_id, 0 if due <= now else due)
+            shard.handle(Ended(entity_id, True))
         at_work.clear()
-        at_work |= {one for _, one, _ in shard.woken[seen:]} & set(shard.schedule._woken)
-    assert [one for at, one in shard.index if at <= now] == [], "never woken"
+        at_work |= {woken[1] for woken in shard.woken[seen:]} & set(shard.schedule._woken)
+    assert [entity_id for at, entity_id in shard.index if at <= now] == [], "never woken"
 
 
 def test_the_reminders_of_a_day_need_little_memory_and_few_reads() -> None:
@@ -290,12 +291,12 @@ def test_the_reminders_of_a_day_need_little_memory_and_few_reads() -> None:
         seen = len(shard.woken)
         shard.tick(now)
         while seen < len(shard.woken):
-            _, one, _ = shard.woken[seen]
+            _, entity_id, _ = shard.woken[seen]
             seen += 1
-            latest = max(latest, now - shard.due.pop(one))
+            latest = max(latest, now - shard.due.pop(entity_id))
             fired += 1
-            shard.handle(Saved(one, 0))
-            shard.handle(Ended(one, True))
+            shard.handle(Saved(entity_id, 0))
+            shard.handle(Ended(entity_id, True))
             while shard.loads:
                 behind = bisect_right(index, (now, "\uffff"), behind)
                 shard.answer()

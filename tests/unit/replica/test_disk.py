@@ -16,7 +16,7 @@ LIMIT = 10**6
 
 
 class Opened:
-    """A disk, and what it has read. Bodies `gone N` are records of a compaction."""
+    """A disk, and its reads. Bodies `gone N` are records of a compaction."""
 
     def __init__(self, path: Path, limit: int = LIMIT) -> None:
         self.read: list[bytes] = []

@@ -48,7 +48,7 @@ KEY = state_key("counter", "a")
 
 
 class Wire:
-    """A network and its listener: keeps what a replica sends, and hands frames to it."""
+    """A network and its listener: keeps the frames of a replica, and hands frames to it."""
 
     missed_edges = 0
 

@@ -23,7 +23,7 @@ OTHERS = first_ring((RingMember(77), RingMember(78)), 2)
 
 
 class Replica:
-    """A replica whose turns are stored at once. `log` has what its disk has."""
+    """A replica whose turns are stored at once. `log` has its disk's content."""
 
     def __init__(self, number: int, disk: int) -> None:
         self.number, self.disk, self.runs = number, disk, 0
@@ -31,7 +31,7 @@ class Replica:
         self.start()
 
     def start(self) -> None:
-        """Start from what the disk has, in a new process."""
+        """Start from the disk's content, in a new process."""
         state, place = self.log
         self.stored, self.runs = state, self.runs + 1
         rows = RingDisk(self.disk)
@@ -65,10 +65,10 @@ class Trio:
         self.reports(times=4)
 
     def reports(self, *, without: tuple[int, ...] = (), times: int = 2) -> None:
-        up = [one for one in self.all if one.number not in without]
-        for one in up:
+        up = [replica for replica in self.all if replica.number not in without]
+        for replica in up:
             for number in without:
-                one.standing.on_silent(PEERS[number])
+                replica.standing.on_silent(PEERS[number])
         for _ in range(times):
             for sender in up:
                 sender.standing.tick(self.now, sender.stored)
@@ -91,7 +91,7 @@ class Trio:
         queue = list(asks)
         while queue:
             disk, request = queue.pop()
-            target = next((one for one in self.all if one.disk == disk), None)
+            target = next((replica for replica in self.all if replica.disk == disk), None)
             if target is None:
                 continue
             if isinstance(request, AdoptRing):
@@ -111,7 +111,7 @@ class Trio:
 
 def test_three_replicas_serve_once_they_are_founded() -> None:
     trio = Trio()
-    assert [one.serves for one in trio.all] == [True] * 3
+    assert [replica.serves for replica in trio.all] == [True] * 3
     assert trio.all[0].standing.replica_state(trio.all[0].stored) is ReplicaState.FOUNDED
 
 
@@ -166,20 +166,20 @@ def test_a_blank_disk_comes_in_by_a_ring_and_serves_once_it_has_merged() -> None
     assert "the rows of 256 of 256 partitions, from 10.0.0.1:7000" in blank.waits_for
     trio.carry(blank, asks)
     trio.reports()
-    assert [one.standing.ring.number for one in trio.all] == [2, 2, 2], "reports spread it"
+    assert [replica.standing.ring.number for replica in trio.all] == [2, 2, 2], "reports spread it"
     assert not blank.serves, "a disk of the former ring that is gone owes nothing"
     trio.carry(blank, blank.standing.place.tick(100.0))
-    assert [one.serves for one in trio.all] == [True] * 3
+    assert [replica.serves for replica in trio.all] == [True] * 3
 
 
 def test_a_disk_that_a_ring_leaves_out_is_given_up() -> None:
     trio = Trio()
     ring = trio.all[0].standing.ring
     later = next_ring(ring, ring.members[:2])
-    for one in trio.all:
-        trio.carry(one, one.standing.adopt(later, 0.0))
-        one.store()
-    assert [one.serves for one in trio.all] == [True, True, False]
+    for replica in trio.all:
+        trio.carry(replica, replica.standing.adopt(later, 0.0))
+        replica.store()
+    assert [replica.serves for replica in trio.all] == [True, True, False]
     assert "does not have this disk" in trio.all[2].standing.is_lost(0.0)
     assert trio.all[0].standing.is_lost(0.0) == ""
 

@@ -101,11 +101,11 @@ def life(*verdicts: tuple[int, bool, bool], now: float = 0.0) -> DiskLife:
 
 def test_a_disk_votes_once_all_others_accept_it_or_a_majority_after_a_while() -> None:
     assert life((2, True, True), (3, True, True)).votes
-    one = life((2, True, True))
-    assert not one.votes
-    assert one.silent((1, 2, 3)) == [3]
-    one.judge((1, 2, 3), GRACE_S)
-    assert one.votes
+    disk = life((2, True, True))
+    assert not disk.votes
+    assert disk.silent((1, 2, 3)) == [3]
+    disk.judge((1, 2, 3), GRACE_S)
+    assert disk.votes
 
 
 def test_a_verdict_for_another_counter_or_run_does_not_count() -> None:

@@ -56,8 +56,8 @@ def proposer_like(other: Proposer) -> Proposer:
             mine = copies[id(proposal)] = copy(proposal)
             mine.answers, mine.adopters = dict(mine.answers), set(mine.adopters)
             twin._queues[key].append(mine)
-    twin._by_call = {number: copies[id(one)] for number, one in other._by_call.items()}
-    twin._wakes = [(at, n, copies[id(one)]) for at, n, one in other._wakes if id(one) in copies]
+    twin._by_call = {number: copies[id(call)] for number, call in other._by_call.items()}
+    twin._wakes = [(at, n, copies[id(call)]) for at, n, call in other._wakes if id(call) in copies]
     return twin
 
 
@@ -82,7 +82,7 @@ class State:
 
     def twin(self) -> State:
         return State(
-            {disk: registers_like(one) for disk, one in self.disks.items()},
+            {disk: registers_like(registers) for disk, registers in self.disks.items()},
             [proposer_like(store) for store in self.stores],
             self.sent,
             self.begun,
@@ -92,7 +92,7 @@ class State:
 
     def identity(self) -> Any:
         return (
-            tuple(one.row(KEY) for one in self.disks.values()),
+            tuple(registers.row(KEY) for registers in self.disks.values()),
             tuple(shape_of(store) for store in self.stores),
             self.sent,
             self.begun,
@@ -114,8 +114,8 @@ def shape_of(store: Proposer) -> Any:
 
 
 class Case:
-    """Operations by store object: those of one object begin in their order. `pauses`: the refusals
-    of one operation that are followed."""
+    """Operations by store object: operations of one object begin in their order. `pauses`: the
+    refusals of one operation that are followed."""
 
     def __init__(self, *works: tuple[tuple[int, Operation], ...], pauses: int) -> None:
         self.works, self.pauses = works, pauses
@@ -150,7 +150,7 @@ class Case:
         answer = state.disks[disk].handle(call.request, 0.0)
         reply = StoreReply(call.number, disk, call.ring, answer)
         self.take(state, store, state.stores[store].handle(reply, 0.0))
-        state.sent = frozenset(one for one in state.sent if self.matters(state, one))
+        state.sent = frozenset(frame for frame in state.sent if self.matters(state, frame))
 
     def matters(self, state: State, message: Sent) -> bool:
         """False if neither the disk nor the store object would change: promises only rise."""

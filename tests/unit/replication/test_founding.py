@@ -30,7 +30,7 @@ def all_tell(them: list[Founding]) -> None:
 
 
 def states(them: list[Founding]) -> list[FoundingState]:
-    return [one.state for one in them]
+    return [disk.state for disk in them]
 
 
 def test_a_store_of_one_replica_needs_no_other():
@@ -41,11 +41,11 @@ def test_a_store_of_one_replica_needs_no_other():
 
 def test_three_blank_disks_become_a_store():
     them = replicas()
-    assert not any(one.start() for one in them)
+    assert not any(disk.start() for disk in them)
     for _ in range(3):
         all_tell(them)
     assert states(them) == [FOUNDED] * 3
-    assert len({one.ring for one in them}) == 1
+    assert len({disk.ring for disk in them}) == 1
 
 
 def test_two_of_three_found_nothing():
@@ -138,7 +138,7 @@ def test_a_disk_that_is_copied_later_is_noticed_by_both():
         all_tell([a, b, c])
     copy = Founding(PEERS[2], PEERS, a.disk, a.ring, founded=True)
     all_tell([a, b, copy])
-    assert [one.is_copied for one in (a, b, copy)] == [True, False, True]
+    assert [disk.is_copied for disk in (a, b, copy)] == [True, False, True]
     assert a.waits_for == {PEERS[2]: "its disk is a copy of this one"}
 
 
@@ -149,9 +149,9 @@ def test_a_blank_disk_beside_a_store_takes_no_later_ring_by_a_report() -> None:
     new = Founding(PEERS[2], PEERS, 77)
     assert not new.stands_beside_a_store
     later = next_ring(a.ring, (*a.ring.members[:2], RingMember(77)))
-    for one in (a, b):
-        one.on_ring(later)
-        tell(one, new)
+    for disk in (a, b):
+        disk.on_ring(later)
+        tell(disk, new)
     assert new.state is BLANK
     assert new.stands_beside_a_store
     new.on_ring(later)
@@ -170,32 +170,32 @@ def test_a_named_disk_serves_once_another_has_a_later_ring() -> None:
 
 @pytest.mark.parametrize("seed", range(300))
 def test_one_ring_in_any_order_with_crashes_losses_and_wiped_disks(seed: int) -> None:
-    """A crash takes back what was not stored; a wiped disk has a new id and nothing else."""
+    """A crash takes back unstored writes; a wiped disk has a new id and nothing else."""
     dice, them = Random(seed), replicas()
     stored = [(NO_RING, False)] * 3
     served: set[ReplicaRing] = set()
     wipes = 1
     for _ in range(120):
         n = dice.randrange(3)
-        one = them[n]
+        disk = them[n]
         match dice.randrange(12):
             case 0:
                 ring, founded = stored[n]
-                them[n] = Founding(PEERS[n], PEERS, one.disk, ring, founded)
+                them[n] = Founding(PEERS[n], PEERS, disk.disk, ring, founded)
             case 1 if wipes:
                 wipes -= 1
                 stored[n] = (NO_RING, False)
                 them[n] = Founding(PEERS[n], PEERS, dice.getrandbits(63))
             case 2:
-                one.on_silent(dice.choice(PEERS))
+                disk.on_silent(dice.choice(PEERS))
             case _:
                 other = dice.randrange(3)
-                before = one.ring, one.founded
-                if other != n and tell(them[other], one):
+                before = disk.ring, disk.founded
+                if other != n and tell(them[other], disk):
                     if dice.random() < 0.2:  # the crash comes before the sync
-                        them[n] = Founding(PEERS[n], PEERS, one.disk, *before)
+                        them[n] = Founding(PEERS[n], PEERS, disk.disk, *before)
                     else:
-                        stored[n] = (one.ring, one.founded)
+                        stored[n] = (disk.ring, disk.founded)
         served |= {each.ring for each in them if each.state is FOUNDED}
         for ring in served:
             serving = [each for each in them if each.disk in ring.disks]

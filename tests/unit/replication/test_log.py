@@ -1,4 +1,4 @@
-"""The append log of a replica: what a crash, a cut and a flipped bit leave of it."""
+"""The append log of a replica: its remains after a crash, a cut and a flipped bit."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ def segments(*numbers: int, disk: int = 2**63 - 1) -> dict[int, Segment]:
 
 
 def ended(number: int, end: SegmentEnd, *, header: bool = True) -> dict[int, Segment]:
-    own = SegmentHeader(number, 2**63 - 1, b"m" * 8) if header else None
-    return {number: Segment(own, (), 99, end)}
+    header_ = SegmentHeader(number, 2**63 - 1, b"m" * 8) if header else None
+    return {number: Segment(header_, (), 99, end)}
 
 
 def test_a_log_is_one_if_no_segment_is_missing():

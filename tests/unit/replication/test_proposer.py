@@ -148,11 +148,11 @@ def counted(value: Value) -> Written:
 def test_a_change_takes_one_round_while_no_other_store_object_prepares(
     replicas: Replicas,
 ) -> None:
-    one, other = replicas.store(), replicas.store()
+    first, other = replicas.store(), replicas.store()
     work = ChangeValue(0, counted)
-    assert [replicas.rounds(one, TABLE, work) for _ in range(3)] == [2, 1, 1]
+    assert [replicas.rounds(first, TABLE, work) for _ in range(3)] == [2, 1, 1]
     assert replicas.done(other, TABLE, work) == 4
-    assert replicas.done(one, TABLE, work) == 5
+    assert replicas.done(first, TABLE, work) == 5
     assert replicas.done(other, TABLE, ChangeValue(0, lambda value: Unchanged(value))) == (5,)
 
 

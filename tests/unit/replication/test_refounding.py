@@ -60,13 +60,13 @@ def of(rows: dict[str, Row]) -> Registers:
 
 
 def test_rows_of_all_disks_merge() -> None:
-    one = of({"s\x1fa\x1f1": row(1, StateValue(1, b"old")), "s\x1fa\x1f2": row(1, None)})
+    first = of({"s\x1fa\x1f1": row(1, StateValue(1, b"old")), "s\x1fa\x1f2": row(1, None)})
     other = of({"s\x1fa\x1f1": row(1, StateValue(2, b"new"), k=2)})
-    for order in ([one, other], [other, one]):
+    for order in ([first, other], [other, first]):
         merged = Registers()
         merge_rows(merged, order)
         assert merged.row("s\x1fa\x1f1").value == StateValue(2, b"new")
-        assert merged.rows.keys() == one.rows.keys()
+        assert merged.rows.keys() == first.rows.keys()
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,9 @@ def test_differences_name_the_disk_that_is_behind() -> None:
     key, other = state_key("cart", "a"), lease_key("x")
     old, new = row(1, StateValue(1, b"o")), row(1, StateValue(2, b"n"), k=2)
     disks = {1: of({key: new}), 2: of({key: old}), 3: of({key: new, other: row(0, None)})}
-    found = list(differences(disks))
-    assert Difference(key, 2, 1) in found
-    assert {(each.key, each.disk) for each in found} == {(other, 1), (other, 2), (key, 2)}
+    behind = list(differences(disks))
+    assert Difference(key, 2, 1) in behind
+    assert {(each.key, each.disk) for each in behind} == {(other, 1), (other, 2), (key, 2)}
     spoiled = of({key: new._replace(value=StateValue(2, b"?"))})
     assert list(differences({1: of({key: new}), 2: spoiled})) == [Difference(key, 2, 1, True)]
     promised = of({key: Row(ballot(9), ZERO, None)})

@@ -84,9 +84,9 @@ def test_a_change_is_of_its_base_only(registers: Registers) -> None:
 
 def test_rows_merge_in_any_order_and_number() -> None:
     rows = [Row(at(9), at(3), A), Row(at(5), at(5), B), Row(at(7), ZERO, None)]
-    for one in rows:
+    for row in rows:
         for other in rows:
-            assert merged(one, other) == merged(other, one) == merged(merged(one, other), one)
+            assert merged(row, other) == merged(other, row) == merged(merged(row, other), row)
     assert merged(rows[0], rows[1]) == Row(at(9), at(5), B)
     assert merged(EMPTY, rows[0]) == rows[0]
 

@@ -59,11 +59,11 @@ def twin_of(disk: RingDisk) -> RingDisk:
     twin = copy(disk)
     for name in ("voting", "merged", "sources"):
         setattr(twin, name, set(getattr(disk, name)))
-    twin._comparisons = {key: copy(one) for key, one in disk._comparisons.items()}
-    twin._compared = {key: set(one) for key, one in disk._compared.items()}
+    twin._comparisons = {key: copy(value) for key, value in disk._comparisons.items()}
+    twin._compared = {key: set(value) for key, value in disk._compared.items()}
     twin.registers = copy(disk.registers)
     twin.registers.rows = dict(disk.registers.rows)
-    twin.registers._buckets = {key: set(one) for key, one in disk.registers._buckets.items()}
+    twin.registers._buckets = {key: set(value) for key, value in disk.registers._buckets.items()}
     twin.registers.digests = list(disk.registers.digests)
     return twin
 
@@ -188,8 +188,8 @@ def founded(disk: int, ring: ReplicaRing) -> RingDisk:
 
 
 def test_a_disk_answers_only_calls_of_its_ring() -> None:
-    one, two = rings_of("12-13")
-    disk = founded(1, one)
+    first, two = rings_of("12-13")
+    disk = founded(1, first)
     disk.adopt(two, 0.0)
     assert disk.answer(StoreCall(7, 1, WRITE), 0.0).answer == RingIs(two)
     assert disk.answer(StoreCall(7, 3, WRITE), 0.0).answer == RingWanted(2)
@@ -197,8 +197,8 @@ def test_a_disk_answers_only_calls_of_its_ring() -> None:
 
 
 def test_a_new_disk_is_silent_until_it_has_merged_a_majority() -> None:
-    one, two = rings_of("123-124")
-    former = {disk: founded(disk, one) for disk in (1, 2, 3)}
+    first, two = rings_of("123-124")
+    former = {disk: founded(disk, first) for disk in (1, 2, 3)}
     assert former[1].answer(StoreCall(1, 1, WRITE), 0.0).answer == Yes()
     fresh = RingDisk(4)
     fresh.adopt(two, 0.0)
@@ -213,8 +213,8 @@ def test_a_new_disk_is_silent_until_it_has_merged_a_majority() -> None:
 
 
 def test_a_disk_that_skipped_a_ring_is_new() -> None:
-    one, _two, three = rings_of("123-124-145")
-    disk = founded(1, one)
+    first, _two, three = rings_of("123-124-145")
+    disk = founded(1, first)
     disk.adopt(three, 0.0)
     assert disk.voting == disk.sources == set()
 
@@ -231,8 +231,8 @@ def test_a_partition_that_keeps_its_disks_goes_on_as_it_was() -> None:
 
 
 def test_a_restart_changes_nothing() -> None:
-    one, two = rings_of("123-124")
-    disk = founded(1, one)
+    first, two = rings_of("123-124")
+    disk = founded(1, first)
     disk.adopt(two, 0.0)
     disk.answer(StoreCall(1, 2, WRITE), 0.0)
     again = RingDisk(1)
@@ -247,8 +247,8 @@ def test_a_restart_changes_nothing() -> None:
 
 
 def test_a_late_disk_gets_the_ring_from_the_disk_that_it_asks() -> None:
-    one, two = rings_of("12-13")
-    late, ahead = founded(1, one), founded(2, one)
+    first, two = rings_of("12-13")
+    late, ahead = founded(1, first), founded(2, first)
     ahead.adopt(two, 0.0)
     ask = late.repair(0.0)[0]
     assert isinstance(ask.request, ShowDigests)
@@ -258,32 +258,32 @@ def test_a_late_disk_gets_the_ring_from_the_disk_that_it_asks() -> None:
 
 
 def test_a_step_changes_one_disk_of_a_partition() -> None:
-    one = first_ring(tuple(RingMember(disk, str(disk % 3)) for disk in range(1, 7)), 3)
-    members = one.members
-    less = next_ring(one, members[1:])
-    assert step_error(one, next_ring(one, (*members[1:], RingMember(9, "1")))) == ""
+    ring = first_ring(tuple(RingMember(disk, str(disk % 3)) for disk in range(1, 7)), 3)
+    members = ring.members
+    less = next_ring(ring, members[1:])
+    assert step_error(ring, next_ring(ring, (*members[1:], RingMember(9, "1")))) == ""
     with pytest.raises(ValueError, match="more than one disk"):
-        next_ring(one, (*members[1:], RingMember(9, "0")))
+        next_ring(ring, (*members[1:], RingMember(9, "0")))
     assert step_error(less, next_ring(less, (*members[1:], RingMember(9, "0")))) == ""
     with pytest.raises(ValueError, match="2 disks are added"):
-        next_ring(one, (*members, RingMember(8), RingMember(9)))
+        next_ring(ring, (*members, RingMember(8), RingMember(9)))
 
 
 def test_repair_makes_digests_equal() -> None:
     (ring,) = rings_of("12")
-    one, other = founded(1, ring), founded(2, ring)
+    first, other = founded(1, ring), founded(2, ring)
     for at in range(50):
         request = AcceptValue(node_key(str(at)), Ballot(1, 0, 1, at + 1), "v")
-        (one if at % 2 else other).answer(StoreCall(1, 1, request), 0.0)
-    for disk, peer in ((one, other), (other, one)):
+        (first if at % 2 else other).answer(StoreCall(1, 1, request), 0.0)
+    for disk, peer in ((first, other), (other, first)):
         queue = disk.repair(0.0)
         while queue:
             request = queue.pop(0).request
             assert isinstance(request, ShowDigests | ShowBucket)
             queue += disk.take(peer.disk, peer.show(request, 0.0), 0.0)
         disk.check()
-    assert one.registers.digests == other.registers.digests
-    assert len(one.registers.rows) == 50
+    assert first.registers.digests == other.registers.digests
+    assert len(first.registers.rows) == 50
 
 
 def test_a_bucket_that_comes_in_parts_counts_with_the_last_part() -> None:
@@ -316,9 +316,9 @@ def test_nothing_is_asked_of_a_disk_that_is_away_until_it_comes_back() -> None:
 
 
 def test_the_next_ring_waits_for_a_majority_that_has_merged() -> None:
-    one, two = rings_of("123-124")
-    disks = [founded(disk, one) for disk in (1, 2, 3)]
-    assert unmerged(one, [disk.status for disk in disks[:2]], PARTITIONS) == []
+    first, two = rings_of("123-124")
+    disks = [founded(disk, first) for disk in (1, 2, 3)]
+    assert unmerged(first, [disk.status for disk in disks[:2]], PARTITIONS) == []
     for disk in disks:
         disk.adopt(two, 0.0)
     assert unmerged(two, [disk.status for disk in disks], PARTITIONS) == [0]

@@ -71,9 +71,9 @@ def test_a_key_stays_with_its_instance_when_another_one_comes(text: str, count: 
 
 @pytest.mark.parametrize("count", [2, 3, 7])
 def test_keys_are_spread_evenly(count: int) -> None:
-    found = Counter(spread(f"account-{n}", count) for n in range(3000))
-    assert min(found.values()) > 0.8 * 3000 / count
-    assert max(found.values()) < 1.2 * 3000 / count
+    counts = Counter(spread(f"account-{n}", count) for n in range(3000))
+    assert min(counts.values()) > 0.8 * 3000 / count
+    assert max(counts.values()) < 1.2 * 3000 / count
 
 
 def test_the_own_node_is_nearest_then_the_own_zone() -> None:
@@ -97,8 +97,8 @@ def test_nearest_is_stable_and_ready_and_has_a_second(ready: list[int], text: st
 
 
 def test_senders_that_are_all_far_do_not_use_one_instance() -> None:
-    found = Counter(nearest((1, 2, 3), (2.0, 2.0, 2.0), f"client-{n} x", 3) for n in range(600))
-    assert min(found.values()) > 120
+    counts = Counter(nearest((1, 2, 3), (2.0, 2.0, 2.0), f"client-{n} x", 3) for n in range(600))
+    assert min(counts.values()) > 120
 
 
 def test_without_a_home_every_router_names_an_instance() -> None:
@@ -112,21 +112,21 @@ def test_without_a_home_every_router_names_an_instance() -> None:
 
 @given(READY)
 def test_turns_are_even(ready: list[int]) -> None:
-    found = Counter(next_in_turn(ready, turn, 9) for turn in range(10 * len(ready)))
-    assert found == dict.fromkeys(ready, 10)
+    counts = Counter(next_in_turn(ready, turn, 9) for turn in range(10 * len(ready)))
+    assert counts == dict.fromkeys(ready, 10)
 
 
 def test_any_of_is_even() -> None:
     dice = Random(2)
-    found = Counter(any_of((1, 2, 3), dice, 3) for _ in range(3000))
-    assert min(found.values()) > 900
+    counts = Counter(any_of((1, 2, 3), dice, 3) for _ in range(3000))
+    assert min(counts.values()) > 900
 
 
 def test_the_less_busy_of_two_is_chosen_and_never_the_busiest() -> None:
     dice, open_asks = Random(3), {1: 5, 2: 0, 3: 1}
-    found = Counter(least_busy((1, 2, 3), dice, 3, lambda k: open_asks[k]) for _ in range(900))
-    assert found[1] == 0  # of any two, another one is less busy
-    assert found[2] > found[3] > 0
+    counts = Counter(least_busy((1, 2, 3), dice, 3, lambda k: open_asks[k]) for _ in range(900))
+    assert counts[1] == 0  # of any two, another one is less busy
+    assert counts[2] > counts[3] > 0
 
 
 def test_a_slow_instance_gets_few_asks() -> None:

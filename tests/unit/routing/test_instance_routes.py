@@ -1,4 +1,4 @@
-"""The router of a type with instances: wire ids, rows, and what a sender has picked."""
+"""The router of a type with instances: wire ids, rows, and the choice of a sender."""
 
 from __future__ import annotations
 
@@ -163,7 +163,9 @@ async def test_what_was_sent_blindly_goes_to_an_instance_with_a_home(
     sender = InstanceSender(router, Choice(policy, "ACME" if policy == "hash" else ""))
     delivered: list[PendingMessage] = []
     deliver = router.deliver
-    monkeypatch.setattr(router, "deliver", lambda one: (delivered.append(one), deliver(one))[1])
+    monkeypatch.setattr(
+        router, "deliver", lambda message: (delivered.append(message), deliver(message))[1]
+    )
     sender.tell(sender.key("note"), "x", b"")
     ask = sender.ask(sender.key("get"), "x", b"", 5000, lambda payload: payload)
     waiting = {int(pending.entity_id[-1]) for pending in delivered}
@@ -256,8 +258,8 @@ async def test_an_ask_of_all_whose_number_comes_late_has_the_rest_of_its_time() 
     await asyncio.sleep(0.21)
     assert not answer.done()
     silent.set_exception(AskTimeout("no answer in time"))
-    found = await answer
-    assert (found[str(A)], type(found[str(B)])) == (7, AskTimeout)
+    answers = await answer
+    assert (answers[str(A)], type(answers[str(B)])) == (7, AskTimeout)
     router.close()
 
 
@@ -310,7 +312,7 @@ async def test_messages_of_all_wait_in_order_until_the_number_is_known() -> None
     sender = InstanceSender(router, Choice("all"))
     key = sender.key("get")
     sender.tell(key, "x", b"1")
-    asked = sender.ask(key, "x", b"2", 1000, lambda payload: payload)
+    ask = sender.ask(key, "x", b"2", 1000, lambda payload: payload)
     given_up = sender.ask(key, "x", b"3", 1000, lambda payload: payload)
     sender.tell(key, "x", b"4")
     given_up.cancel()
@@ -318,7 +320,7 @@ async def test_messages_of_all_wait_in_order_until_the_number_is_known() -> None
     rows_of(router).set_count(2)
     assert owner.outs[B].payloads == [b"1", b"1", b"2", b"2", b"4", b"4"]
     assert router.waiting == 0
-    asked.cancel()
+    ask.cancel()
     router.close()
 
 

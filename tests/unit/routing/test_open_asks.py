@@ -1,4 +1,4 @@
-"""What one more ask to a node costs, by open asks and the times of answers."""
+"""The cost of one more ask to a node, by open asks and the times of answers."""
 
 from __future__ import annotations
 

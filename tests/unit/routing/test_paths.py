@@ -44,8 +44,8 @@ def application(**order: object) -> tuple[ShardBus, type, type, type]:
 
 
 @given(texts, own_ids)
-def test_S3_6_parent_and_own_id_make_the_id_and_come_back(parent: str, own: str) -> None:
-    assert parent_id(child_id(parent, own)) == parent
+def test_S3_6_parent_and_own_id_make_the_id_and_come_back(parent: str, inner_id: str) -> None:
+    assert parent_id(child_id(parent, inner_id)) == parent
 
 
 @pytest.mark.parametrize("wrong", ["", "3", "/3", "7/", "/"])
@@ -54,17 +54,19 @@ def test_an_id_without_one_of_its_parts_is_refused(wrong: str) -> None:
         parent_id(wrong)
 
 
-@pytest.mark.parametrize("own", ["", "a/b", "a\n", "x" * 300])
-def test_an_invalid_own_id_is_refused(own: str) -> None:
+@pytest.mark.parametrize("entity_id", ["", "a/b", "a\n", "x" * 300])
+def test_an_invalid_own_id_is_refused(entity_id: str) -> None:
     with pytest.raises(ConfigError):
-        child_id("7", own)
+        child_id("7", entity_id)
 
 
 @given(texts, own_ids, own_ids)
-def test_S3_5_the_shard_is_that_of_the_outermost_parent(head: str, own: str, inner: str) -> None:
+def test_S3_5_the_shard_is_that_of_the_outermost_parent(
+    head: str, inner_id: str, inner: str
+) -> None:
     bus, *_ = application()
     item, note = (shard_function_of(bus.types[name].interface) for name in ("item", "note"))
-    assert item(f"{head}/{own}") == note(f"{head}/{own}/{inner}") == shard_of(head, 8)
+    assert item(f"{head}/{inner_id}") == note(f"{head}/{inner_id}/{inner}") == shard_of(head, 8)
 
 
 def test_a_shard_function_of_the_parent_is_used() -> None:
@@ -74,13 +76,13 @@ def test_a_shard_function_of_the_parent_is_used() -> None:
 
 def test_a_description_gives_the_same_interface() -> None:
     bus, *_ = application()
-    known = bus.types["note"].interface
-    names = [one.name for one in ancestors(known)]
+    interface = bus.types["note"].interface
+    names = [ancestor.name for ancestor in ancestors(interface)]
     assert names == ["item", "order"]
-    seen = described_within("note", known.layout, known.shards, names)
-    assert (seen.layout, seen.shards) == (known.layout, known.shards)
-    assert [one.name for one in ancestors(seen)] == names
-    assert shard_function_of(seen)("7/3/x") == shard_function_of(known)("7/3/x")
+    seen = described_within("note", interface.layout, interface.shards, names)
+    assert (seen.layout, seen.shards) == (interface.layout, interface.shards)
+    assert [ancestor.name for ancestor in ancestors(seen)] == names
+    assert shard_function_of(seen)("7/3/x") == shard_function_of(interface)("7/3/x")
 
 
 def test_types_live_within_each_other_up_to_a_bound() -> None:
@@ -167,8 +169,8 @@ OWN_SETTINGS = {
 
 
 def test_every_setting_is_one_of_the_table_or_of_the_entities() -> None:
-    known = set(ShardingSettings.__dataclass_fields__) - {"types"}
-    assert known == OWN_SETTINGS | set(TABLE_SETTINGS), "say where a new setting belongs"
+    settings = set(ShardingSettings.__dataclass_fields__) - {"types"}
+    assert settings == OWN_SETTINGS | set(TABLE_SETTINGS), "say where a new setting belongs"
     assert not OWN_SETTINGS & set(TABLE_SETTINGS)
 
 

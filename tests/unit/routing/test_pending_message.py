@@ -1,4 +1,4 @@
-"""Messages that could not leave at once leave as what they are, with everything that they had."""
+"""Messages that could not leave at once leave unchanged, with everything that they had."""
 
 from __future__ import annotations
 

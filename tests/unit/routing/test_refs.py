@@ -1,4 +1,4 @@
-"""References as values: what is equal, what a copy is, what cannot be pickled."""
+"""References as values: equality, copies, and refused pickling."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Quote(Entity):
 
 
 def sender_to(kind: Any) -> LoopSender:
-    """What sends to a type; each is another sender."""
+    """Senders to a type; each is another sender."""
     interface: Interface = kind.__shardbus_interface__
     region = ShardRegion(interface.name, None, interface.layout, ShardingSettings())
     loop, owner = asyncio.get_running_loop(), object()
@@ -110,9 +110,9 @@ async def test_a_copy_of_a_reference_is_that_reference(make: Maker) -> None:
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 async def test_pickle_refuses_references_and_says_why(make: Maker, protocol: int) -> None:
     ref = make("a")
-    for one in (ref, ref.add, {"ref": ref}):
+    for value in (ref, ref.add, {"ref": ref}):
         with pytest.raises(TypeError, match="belongs to its client or node"):
-            pickle.dumps(one, protocol)
+            pickle.dumps(value, protocol)
 
 
 async def test_a_reference_shows_type_and_id(make: Maker) -> None:
@@ -130,9 +130,9 @@ async def test_a_handler_named_like_a_method_of_other_objects_is_a_handler(make:
 async def test_a_reference_has_no_other_private_attributes(make: Maker) -> None:
     """Also one that is not complete, as tools make it: that must not recurse."""
     ref = make("a")
-    for one in (ref, type(ref).__new__(type(ref))):
+    for value in (ref, type(ref).__new__(type(ref))):
         for name in ("_no", "__setstate__", "__fspath__"):
-            assert not hasattr(one, name)
+            assert not hasattr(value, name)
     with pytest.raises(AttributeError, match="has no handler 'no'"):
         _ = ref.no
 

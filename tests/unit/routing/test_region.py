@@ -205,9 +205,9 @@ def test_S4_4_what_the_extractor_does_not_know_is_told_and_counted(
     assert sent.messages == []
 
 
-@pytest.mark.parametrize("given", [7, ("a", 1, 2), (7, "message"), ""])
-def test_what_an_extractor_gives_must_be_an_id(bus: ShardBus, given: object) -> None:
-    region, sent = region_of(bus, lambda message: given)
+@pytest.mark.parametrize("extracted", [7, ("a", 1, 2), (7, "message"), ""])
+def test_what_an_extractor_gives_must_be_an_id(bus: ShardBus, extracted: object) -> None:
+    region, sent = region_of(bus, lambda message: extracted)
     with pytest.raises(ConfigError, match=r"an entity id (of 'counter' is a str|must have)"):
         region.tell(Hit("p"))
     assert sent.messages == []

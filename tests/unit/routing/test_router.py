@@ -1,4 +1,4 @@
-"""The router: the order of what comes back, what is counted, what is refused before it waits."""
+"""The router: the order of returned messages, the counts, and refusals before a wait."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ADD = ("page", "add")
 
 
 class Out:
-    """A session that records what it is given."""
+    """A session that records its messages."""
 
     def __init__(self) -> None:
         self.sent: list[str] = []
@@ -56,7 +56,7 @@ class Out:
 
 
 class Owner:
-    """The owner of a router: it has a session to each node and counts what is dropped."""
+    """The owner of a router: it has a session to each node and counts dropped messages."""
 
     def __init__(self) -> None:
         self.outs = {A: Out(), B: Out()}

@@ -1,4 +1,4 @@
-"""The outcome of what is sent already: wherever a coroutine is taken, and where none is needed."""
+"""The outcome of sent messages: wherever a coroutine is taken, and where none is needed."""
 
 from __future__ import annotations
 

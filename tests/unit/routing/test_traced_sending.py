@@ -1,4 +1,4 @@
-"""Senders of a process with tracing: what is traced, under which context, in which chain."""
+"""Senders of a process with tracing: traced messages, under which context, in which chain."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Tracer:
 
 
 class Out:
-    """A session that counts what it is given."""
+    """A session that counts its messages."""
 
     writable = True
 
@@ -175,10 +175,10 @@ async def test_tells_of_a_reference_are_traced_under_a_span_only(kind: Any) -> N
     process.router.close()
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["known", "waits"])
-async def test_each_message_counts_once_towards_the_next_trace(known: bool) -> None:
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "waits"])
+async def test_each_message_counts_once_towards_the_next_trace(is_known: bool) -> None:
     process = Process()
-    if known:
+    if is_known:
         process.home("0")
     process.ref.add.tell(1)
     assert process.tracer.left == 999

@@ -1,4 +1,4 @@
-"""What the envelope carries, and what becomes of texts that are none."""
+"""The content of the envelope, and the fate of texts that are none."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def span(state: str = "", flags: int = 1) -> NonRecordingSpan:
-    known = TraceState.from_header([state]) if state else TraceState()
+    state_ = TraceState.from_header([state]) if state else TraceState()
     context = SpanContext(int("0af7651916cd43dd8448eb211c80319c", 16), int("b7ad6b7169203331", 16),
-                          False, TraceFlags(flags), known)  # fmt: skip
+                          False, TraceFlags(flags), state_)  # fmt: skip
     return NonRecordingSpan(context)
 
 
@@ -84,12 +84,12 @@ def test_a_message_that_is_relayed_often_keeps_its_last_links_and_fits() -> None
 
 def traced(tracing: Tracing, messages: int = 1) -> int:
     """Return how many of so many messages are traced, as senders find it."""
-    found = 0
+    count = 0
     for _ in range(messages):
         left = tracing.left = tracing.left - 1
         if left <= 0 or tracing.current() is not tracing.plain:
-            found += tracing.parent() is not None
-    return found
+            count += tracing.parent() is not None
+    return count
 
 
 def test_the_ratio_is_kept_on_average_and_zero_begins_nothing() -> None:
@@ -150,21 +150,21 @@ async def test_a_second_has_no_more_traces_than_the_limit() -> None:
 
 @virtual
 async def test_a_rush_is_traced_up_to_the_limit_and_nothing_is_declined() -> None:
-    tracing, found = limited(0.1, 100), 0
+    tracing, count = limited(0.1, 100), 0
     for _ in range(2000):
-        found += traced(tracing, 50)
+        count += traced(tracing, 50)
         await asyncio.sleep(0.001)
-    assert found == pytest.approx(100 + 2 * 100, rel=0.15)
-    assert tracing.decisions == found
+    assert count == pytest.approx(100 + 2 * 100, rel=0.15)
+    assert tracing.decisions == count
 
 
 @virtual
 async def test_a_high_limit_is_reached_by_pauses_that_are_not_short() -> None:
-    tracing, found = limited(1.0, 5000), 0
+    tracing, count = limited(1.0, 5000), 0
     for _ in range(1000):
-        found += traced(tracing, 20)
+        count += traced(tracing, 20)
         await asyncio.sleep(0.001)
-    assert found == pytest.approx(5000 + 5000, rel=0.05)
+    assert count == pytest.approx(5000 + 5000, rel=0.05)
     tracing = limited(1.0, 5000)
     traced(tracing, 5000)
     await asyncio.sleep(PAUSE_S / 2)
@@ -199,7 +199,7 @@ def test_a_span_that_is_not_sampled_is_a_parent_too() -> None:
 
 
 class OldTellRun(msgspec.Struct, array_like=True, tag_field="op", tag=0):
-    """What a build without traces knows."""
+    """The fields that a build without traces knows."""
 
     type: str
     method: str
@@ -214,9 +214,9 @@ def test_B151_builds_without_traces_read_traced_messages_and_theirs_are_read() -
     [read] = decode_batch(msgspec.msgpack.encode([run]))
     assert isinstance(read, TellRun)
     assert read.trace == ""
-    [asked] = decode_batch(encode_batch([AskRun("p", "m", 1, ["a"], [b""], [1], (), "t")]))
-    assert isinstance(asked, AskRun)
-    assert asked.trace == "t"
+    [ask_run] = decode_batch(encode_batch([AskRun("p", "m", 1, ["a"], [b""], [1], (), "t")]))
+    assert isinstance(ask_run, AskRun)
+    assert ask_run.trace == "t"
 
 
 def test_without_opentelemetry_tracing_is_refused_with_what_to_do(

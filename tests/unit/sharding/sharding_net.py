@@ -7,7 +7,7 @@ it did its work. Local senders on nodes and in clients number their messages per
 
 Always: no two live processes host a shard (I1, I6), fences grow, and per sender and entity numbers
 only grow (I2). After quiet: every message was handled, rejected, or was with a process that was
-killed (I3, I4, N.3), and the table, the store and what regions host are the same (I7).
+killed (I3, I4, N.3), and the table, the store and the hosted shards of regions are the same (I7).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Store(FaultyStore):
         self.epoch, self.homes, self.claimant, self.last_op = 0, {}, None, 0
 
     def do(self, process: Process, effect: StoreEffect) -> None:
-        """Do what the coordinator asks, and send it the answer."""
+        """Execute the coordinator's request, and send it the answer."""
 
         def answer(result: ev.CoordinatorEvent | None) -> None:
             process.into_coordinator(self._failed(effect) if result is None else result)
@@ -138,8 +138,7 @@ class Net(MachineNetwork):
         self._fences: dict[str, int] = {}
 
     def send(self, source: NodeId, target: NodeId, item: object) -> None:
-        """A process that membership removed is not reached, and the sender learns that it is
-        gone."""
+        """A process that membership removed is not reached, and the sender gets an error."""
 
         def deliver() -> None:
             process = self.processes.get(target)
@@ -176,14 +175,14 @@ class Net(MachineNetwork):
         return process
 
     def kill(self, process: Process) -> None:
-        """The process ends; the others learn it later, each at its own time."""
+        """The process ends; the others notice it later, each at its own time."""
         process.alive = False
         self.killed[process.me] = None
         self.at(self.now + self.dice.uniform(0.2, 1.5), lambda: self._remove(process))
 
     def leave(self, process: Process) -> None:
-        """The process sends its clients elsewhere, drains, lingers while others learn, and ends
-        with nothing in its hands."""
+        """The process sends its clients elsewhere, drains, lingers while others get the news, and
+        ends with nothing in its hands."""
         process.leaving = True
         process.into_region(ev.Shutdown())
         for client in self.processes.values():
@@ -298,7 +297,7 @@ class Net(MachineNetwork):
         self.rejected[id(letter)] = reason
 
     def freeze(self, shard: str) -> tuple[CarriedEntity, ...]:
-        """Return what a shard that has stopped carries: the number of messages handled in it."""
+        """Return the carried state of a stopped shard: the number of messages handled in it."""
         return (CarriedEntity("t", shard, None, b"%d" % self.versions.get(shard, 0)),)
 
     def on_carried(self, shard: str, carried: tuple[CarriedEntity, ...]) -> None:
@@ -323,7 +322,7 @@ class Net(MachineNetwork):
             hosts = [p.name for p in self.live() if shard in p.shards]
             assert not hosts, f"shard {shard} is said to have stopped and is at {hosts}"
 
-    # What must hold.
+    # The laws.
 
     def audit(self) -> None:
         self.check()
@@ -372,11 +371,11 @@ class Net(MachineNetwork):
         newest = max(process.region.table_gossip.version for process in self.live())
         assert newest[0] == ruler.epoch, f"the last table is of epoch {newest[0]}"
         for process in self.live():
-            known = process.region.table_gossip
-            assert known.version == newest, f"{process.name} has {known.version}, not {newest}"
-            assert known.state is not None
-            assert known.state.changes == (), f"{known.state.changes} are pending"
-            homes = unpack_homes(known.state.homes, known.state.nodes)
+            gossip = process.region.table_gossip
+            assert gossip.version == newest, f"{process.name} has {gossip.version}, not {newest}"
+            assert gossip.state is not None
+            assert gossip.state.changes == (), f"{gossip.state.changes} are pending"
+            homes = unpack_homes(gossip.state.homes, gossip.state.nodes)
             assert {h.shard: h for h in homes} == dict(ruler.table.homes), process.name
 
     def check_table_is_not_ahead(self, state: TableState) -> None:

@@ -1,8 +1,8 @@
 """A minimal shell around the sharding machines: the processes of `sharding_net`.
 
-It keeps what `events` requires of a shell: a route per shard for the hot path, the links that a
-shard accepts messages from, mailboxes, and a timer for each machine. It also shows, in fifty lines,
-how the real shell is meant to be written.
+It keeps the duties that `events` gives of a shell: a route per shard for the hot path, the links
+that a shard accepts messages from, mailboxes, and a timer for each machine. It also shows, in fifty
+lines, how the real shell is meant to be written.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Shard:
     mailbox: deque[Letter] = field(default_factory=deque)
     busy: bool = False
     leaves: bool = False
-    """What is in the mailbox now is not handled here any more."""
+    """Messages in the mailbox now are not handled here any more."""
 
 
 class Process:
@@ -103,7 +103,7 @@ class Process:
             net, self._coordinator_deadline, self._tick_coordinator
         )
 
-    # What happens to it.
+    # Its events.
 
     def tell(self, letter: Letter) -> None:
         letter.at = self.me
@@ -158,7 +158,7 @@ class Process:
         if self.coordinator is not None:
             self.perform(self.coordinator.tick(self.net.now))
 
-    # What it does.
+    # Its actions.
 
     def perform(self, effects: Sequence[ev.RegionEffect | ev.CoordinatorEffect]) -> None:
         for effect in effects:

@@ -27,9 +27,9 @@ def run_mode(seed: int, mode: str, *, mail: float = 0.0, tracing: bool = False) 
     net.run_to(90)
     net.check_quiet()
     dropped = [reason for reason in net.rejected.values() if reason == "dropped_in_move"]
-    found = MODES[mode]
-    assert found is not None
-    assert found.drops or not dropped
+    handoff_mode = MODES[mode]
+    assert handoff_mode is not None
+    assert handoff_mode.drops or not dropped
     return net
 
 
@@ -45,9 +45,9 @@ def test_what_must_hold_holds_in_every_mode(mode: str, block: int) -> None:
         except AssertionError as error:
             raise AssertionError(f"seed {seed}, mode {mode}: {error}") from error
     assert moved >= 10, "almost nothing moved directly"
-    found = MODES[mode]
-    assert found is not None
+    handoff_mode = MODES[mode]
+    assert handoff_mode is not None
     if mode == "ordered":
         assert 0 < carried <= moved
-    elif not found.keeps_order:
+    elif not handoff_mode.keeps_order:
         assert carried == 0

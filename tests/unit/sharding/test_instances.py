@@ -46,20 +46,20 @@ def test_an_exact_number_follows_no_load() -> None:
     assert (Instances().follows_load, Instances().timed) == (False, False)
     for limit in ("per_instance", "busy_per_instance", "waiting_per_instance"):
         limits: dict[str, Any] = {limit: 1.0}
-        one = Instances(**limits)
-        assert (one.follows_load, one.timed) == (True, limit == "busy_per_instance")
+        instances = Instances(**limits)
+        assert (instances.follows_load, instances.timed) == (True, limit == "busy_per_instance")
 
 
 def test_what_is_expected_is_a_number_or_a_function_that_returns_one() -> None:
     assert Instances(per_instance=1.0, expected=50).expected_now() == 50
-    found: list[Any] = [7.5, -1, None, True]
-    asked = Instances(per_instance=1.0, expected=lambda: found.pop(0))
-    assert asked.expected_now() == 7.5
+    loads: list[Any] = [7.5, -1, None, True]
+    instances = Instances(per_instance=1.0, expected=lambda: loads.pop(0))
+    assert instances.expected_now() == 7.5
     for _ in range(3):
         with pytest.raises(ConfigError, match="expected is"):
-            asked.expected_now()
+            instances.expected_now()
     with pytest.raises(ConfigError, match="expected failed: IndexError: pop from empty list"):
-        asked.expected_now()
+        instances.expected_now()
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ LOST = LeaseState.LOST
 
 
 class Owner:
-    """One machine, told what happens; notes are kept apart from what it does."""
+    """One machine and its events; notes are kept apart from its actions."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -65,12 +65,12 @@ def test_the_drawing_names_every_state_and_trigger() -> None:
 
 
 def test_a_lease_that_was_lost_is_never_held_again() -> None:
-    """Only dropping it leads out of LOST: what ran under it must have stopped."""
+    """Only dropping it leads out of LOST: the work under it must have stopped."""
     out = {trigger: after for (state, trigger), after in ls.TRANSITIONS.items() if state is LOST}
     assert out == {LeaseTrigger.DROPPED: LeaseState.FREE}
 
 
-# What an owner sees
+# The owner's view
 
 
 def holder() -> Owner:
@@ -95,8 +95,8 @@ def test_nothing_starts_before_the_lease_is_granted() -> None:
 
 def test_leases_wanted_in_one_turn_are_requested_together() -> None:
     owner = Owner()
-    asked = owner.tell(*(ls.WantLease(name) for name in "abc"), ls.WantLease("a"))
-    assert asked == [ls.AcquireCall("a", 1), ls.AcquireCall("b", 2), ls.AcquireCall("c", 3)]
+    requests = owner.tell(*(ls.WantLease(name) for name in "abc"), ls.WantLease("a"))
+    assert requests == [ls.AcquireCall("a", 1), ls.AcquireCall("b", 2), ls.AcquireCall("c", 3)]
 
 
 def test_all_leases_are_renewed_together_and_well_in_time() -> None:
@@ -119,9 +119,9 @@ def test_a_lease_that_is_not_confirmed_is_lost_in_time_to_stop() -> None:
     attempts: list[ls.Effect] = []
     began = owner.now
     while not any(isinstance(effect, ls.LeaseLost) for effect in attempts):
-        found = owner.wait(0.5)
-        attempts += found
-        for effect in found:
+        events = owner.wait(0.5)
+        attempts += events
+        for effect in events:
             if isinstance(effect, ls.RenewCall):
                 owner.tell(ls.LeaseCallFailed("s", effect.ticket))
     assert owner.now - began == TTL * 0.9

@@ -1,4 +1,4 @@
-"""What a shard costs and what a node has to spare, in each unit of `sharding.load`."""
+"""The cost of a shard and the room of a node, in each unit of `sharding.load`."""
 
 from __future__ import annotations
 
@@ -90,14 +90,14 @@ RATES = st.floats(0.0, 2000.0)
 
 @given(RATES, RATES, st.floats(0.0, 50e-6), st.floats(0.0, 200e-6))
 def test_what_a_node_has_to_spare_does_not_depend_on_the_shards_that_move(
-    own: float, moving: float, rest_each: float, each: float
+    shard_work: float, moving: float, rest_each: float, each: float
 ) -> None:
     """A balancer that moves by a figure which its moves change goes to and fro."""
 
     def node(messages: float) -> tuple[ShardWork, NodeWork]:
         time = each * messages
         work = ShardWork(messages=messages, time=time, entities=messages)
-        all_messages, all_time = messages + 900.0, time + 0.1  # with those of another type
+        all_messages, all_time = messages + 900.0, time + 0.1  # with another type's
         whole = NodeWork(
             busy=all_time + rest_each * all_messages,
             time=all_time,
@@ -110,7 +110,9 @@ def test_what_a_node_has_to_spare_does_not_depend_on_the_shards_that_move(
         return work, whole
 
     for kind in LOADS:
-        before, after = (spare_of(kind, *node(count)) for count in (own + moving, own))
+        before, after = (
+            spare_of(kind, *node(count)) for count in (shard_work + moving, shard_work)
+        )
         assert before == pytest.approx(after, abs=1e-6)
 
 
@@ -120,7 +122,7 @@ def test_what_a_node_has_to_spare_does_not_depend_on_the_shards_that_move(
     st.builds(NodeWork, *[st.floats(0, 1e12)] * 7),
 )
 def test_no_measurement_leaves_the_range_that_a_report_may_have(
-    kind: str, own: ShardWork, node: NodeWork
+    kind: str, shard_work: ShardWork, node: NodeWork
 ) -> None:
-    assert SPARE_MIN <= spare_of(kind, own, node) <= 1.0
-    assert all(load > 0 for load in loads_of(kind, {"a": own}, node).values())
+    assert SPARE_MIN <= spare_of(kind, shard_work, node) <= 1.0
+    assert all(load > 0 for load in loads_of(kind, {"a": shard_work}, node).values())

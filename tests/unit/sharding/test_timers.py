@@ -28,8 +28,8 @@ def test_timers_against_a_list(steps: list[tuple[str, str, int]]) -> None:
         else:
             expected = sorted((k for k in plain if plain[k][0] <= at), key=lambda k: plain[k])
             assert timers.due(at) == expected
-            for one in expected:
-                del plain[one]
+            for timer in expected:
+                del plain[timer]
         assert timers.deadline() == min((at for at, _ in plain.values()), default=None)
         assert len(timers) == len(plain)
 

@@ -59,8 +59,8 @@ def test_B64_ignored_parts_of_a_version_make_no_difference(same: tuple[str, ...]
 
 
 @given(st.text() | st.from_regex(r"v?[0-9.]{0,9}[-+a-z0-9.]{0,9}"), st.text())
-def test_every_text_has_an_order(one: str, other: str) -> None:
-    a, b = order_of(one), order_of(other)
+def test_every_text_has_an_order(first: str, other: str) -> None:
+    a, b = order_of(first), order_of(other)
     assert (a < b) + (a == b) + (a > b) == 1
 
 

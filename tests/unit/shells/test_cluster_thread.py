@@ -1,4 +1,4 @@
-"""The cluster thread without its thread: what it makes of frames, and its watchdog."""
+"""The cluster thread without its thread: its handling of frames, and its watchdog."""
 
 from __future__ import annotations
 

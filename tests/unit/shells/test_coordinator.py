@@ -1,4 +1,4 @@
-"""The shell of a coordinator: stores that do not answer, and what people tell it."""
+"""The shell of a coordinator: stores that do not answer, and the operator's commands."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ SETTINGS = replace(ShardingSettings(), coordinator_failure_backoff=0.0)
 
 
 class Stuck(MemoryStore):
-    """Hangs in the steps that `hangs` names; what it was asked there is in `asked`. With
-    `late`, it does first what it never confirms."""
+    """Hangs in the steps that `hangs` names; `asked` has its calls there. With
+    `late`, it first executes the call that it never confirms."""
 
     def __init__(self, data: MemoryData | None = None) -> None:
         super().__init__(data)
@@ -368,7 +368,7 @@ async def test_TSU16_whoever_stops_shards_hears_when_they_have_stopped(world: Wo
     ]
     await until(lambda: said(world, msg.BeginHandOff), "the beginning")
     world.it.received(A, msg.BeginHandOffAck(A, (home,)))
-    assert not any(one.done() for one in both)
+    assert not any(stop.done() for stop in both)
     world.it.received(A, msg.ShardStopped(A, (home,)))
     assert await asyncio.gather(*both) == [[], []]
 
@@ -422,8 +422,8 @@ FAULTS = [
 async def test_a_step_that_fails_is_repeated_until_the_store_works(
     world: World, monkeypatch: pytest.MonkeyPatch, step: str, error: Exception
 ) -> None:
-    """After the faults the coordinator rules, knows its overrides, has asked for the shards with
-    remembered entities, has moved those of a former shard, and gives homes."""
+    """After the faults the coordinator rules, knows its overrides, has requested the shards with
+    remembered entities, has moved a former shard's entities, and gives homes."""
     monkeypatch.setattr(coordinator_shell, "RETRY_S", 0.0)
     store = world.store
     await store.add_remembered("t", "3", ["x"], 0)
@@ -581,25 +581,25 @@ def hosted(world: World) -> list[str]:
 
 
 @pytest.fixture
-async def own(world: World) -> AsyncIterator[Own]:
-    own = Own()
-    world.strategy, world.threaded = own, True
+async def blocking(world: World) -> AsyncIterator[Own]:
+    blocking = Own()
+    world.strategy, world.threaded = blocking, True
     await world.rule()
-    yield own
-    own.go_on.set()
+    yield blocking
+    blocking.go_on.set()
 
 
-async def test_a_strategy_of_the_users_runs_in_a_thread(world: World, own: Own) -> None:
+async def test_a_strategy_of_the_users_runs_in_a_thread(world: World, blocking: Own) -> None:
     world.it.received(A, msg.GetShardHome(("1",)))
-    await until(lambda: own.threads, "a call")
-    assert own.threads != [threading.get_ident()]
+    await until(lambda: blocking.threads, "a call")
+    assert blocking.threads != [threading.get_ident()]
     assert hosted(world) == []
-    own.go_on.set()
+    blocking.go_on.set()
     await until(lambda: hosted(world) == ["1"], "a home")
 
 
 async def test_a_strategy_that_hangs_is_called_once_by_all_coordinators_of_a_node(
-    world: World, own: Own, monkeypatch: pytest.MonkeyPatch
+    world: World, blocking: Own, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(strategy_calls, "ANSWER_S", 0.01)
     world.it.received(A, msg.GetShardHome(("1",)))
@@ -609,18 +609,18 @@ async def test_a_strategy_that_hangs_is_called_once_by_all_coordinators_of_a_nod
     await until(lambda: world.rules, "another coordinator")
     world.it.received(A, msg.GetShardHome(("2",)))
     await until(lambda: "2" in hosted(world), "a home without it again")
-    assert len(own.threads) == 1
+    assert len(blocking.threads) == 1
 
 
 async def test_a_forecast_of_a_strategy_that_hangs_is_refused(
-    world: World, own: Own, monkeypatch: pytest.MonkeyPatch
+    world: World, blocking: Own, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordinator_shell, "ANSWER_S", 0.01)
     machine = world.it.machine
     assert machine is not None
     with pytest.raises(Refused, match="the strategy of 't' has not answered"):
-        await world.it.ask_strategy(machine, lambda: own.go_on.wait(PATIENCE_S))
-    own.go_on.set()
+        await world.it.ask_strategy(machine, lambda: blocking.go_on.wait(PATIENCE_S))
+    blocking.go_on.set()
     assert await world.it.ask_strategy(machine, lambda: 7) == 7
 
 

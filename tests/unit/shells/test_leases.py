@@ -1,4 +1,4 @@
-"""The shell of leases on virtual time: what becomes of slow, failing and late answers of the store,
+"""The shell of leases on virtual time: slow, failing and late answers of the store,
 and of leases when the owner ends or its timers stood still."""
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Store(MemoryStore):
 
 
 class Owner:
-    """A holder of leases, its shell and its store. `log` is what it was told, with the time."""
+    """A holder of leases, its shell and its store. `log` has its events, with the time."""
 
     def __init__(self, data: MemoryData | None = None, name: str = "a") -> None:
         self.loop = asyncio.get_running_loop()

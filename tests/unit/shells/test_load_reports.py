@@ -1,4 +1,4 @@
-"""Reports of load: what is measured, when, and to which coordinator it goes."""
+"""Reports of load: the measurements, their times, and the coordinator that gets them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Reporter:
             resident_bytes=lambda: self.resident,
             memory_limit=lambda: 1000,
         )
-        self.regions = {one.name: one for one in regions}
+        self.regions = {region.name: region for region in regions}
         self.reports = LoadReports(
             ME, self.regions, environment, lambda: self.now, lambda *sent: self.sent.append(sent)
         )
@@ -69,14 +69,14 @@ class Reporter:
 
     def handle(self, name: str, ids: str) -> None:
         """Let a type handle messages, one after another."""
-        one = self.regions[name]
+        region_ = self.regions[name]
         for entity_id in ids:
-            one.host.counts.accepted += 1
-            if one.host.counts.accepted >= one.sampling.marks.mark:
-                one.sampling.sample(one.host.counts.accepted, entity_id)
+            region_.host.counts.accepted += 1
+            if region_.host.counts.accepted >= region_.sampling.marks.mark:
+                region_.sampling.sample(region_.host.counts.accepted, entity_id)
 
     def window(self) -> list[ShardLoads]:
-        """Let the time of one report pass; returns what was sent."""
+        """Let the time of one report pass; returns the sent reports."""
         self.now += INTERVAL / REPORTS
         self.tick += DUE
         self.sent.clear()
@@ -112,7 +112,7 @@ def test_S3_20_entities_and_mailboxes_are_counted_and_the_messages_named_beside(
 def test_S3_20_the_work_of_other_types_is_what_a_node_cannot_spare() -> None:
     node = Reporter(region("page", "time"), region("other"))
     node.switch("page")
-    assert [one.sampling.timed for one in node.regions.values()] == [True, True]
+    assert [region_.sampling.timed for region_ in node.regions.values()] == [True, True]
     node.window()
     node.cpu += 2.0  # of 5 s, all outside this type's handlers
     node.handle("other", "a" * 500)
@@ -142,13 +142,13 @@ def test_what_lives_within_a_type_counts_for_it() -> None:
 
 @pytest.mark.parametrize("reason", ["proxy", "unregistered", "no coordinator", "early"])
 def test_nothing_is_sent_before_it_can_be(reason: str) -> None:
-    one = region("page")
-    node = Reporter(one)
+    page = region("page")
+    node = Reporter(page)
     node.switch("page")
     node.window()
-    one.hosts = reason != "proxy"
-    one.router.region.registered = reason != "unregistered"
-    one.coordinator = None if reason == "no coordinator" else COORDINATOR
+    page.hosts = reason != "proxy"
+    page.router.region.registered = reason != "unregistered"
+    page.coordinator = None if reason == "no coordinator" else COORDINATOR
     node.now += 1.0
     node.tick += DUE - 1 if reason == "early" else DUE
     node.reports.on_tick(node.tick)
@@ -158,14 +158,14 @@ def test_nothing_is_sent_before_it_can_be(reason: str) -> None:
 def test_types_that_are_not_balanced_by_load_are_not_sampled() -> None:
     node = Reporter(region("page"), region("other"))
     node.switch("page")
-    assert [one.sampling.on for one in node.regions.values()] == [True, False]
+    assert [region_.sampling.on for region_ in node.regions.values()] == [True, False]
     assert not node.regions["page"].sampling.timed
 
 
 def test_S3_49_handlers_are_timed_if_the_instances_follow_them() -> None:
     node = Reporter(region("page", instances=Instances(busy_per_instance=0.5)), region("other"))
     node.switch("page")
-    assert [one.sampling.timed for one in node.regions.values()] == [True, True]
+    assert [region_.sampling.timed for region_ in node.regions.values()] == [True, True]
     node.window()
     [report] = node.window()
     assert (report.kind, report.busy, report.waiting) == ("messages", 0.0, 7.0)

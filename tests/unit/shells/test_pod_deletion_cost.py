@@ -50,8 +50,8 @@ def member(number: int, age: int, status: Status = Status.UP) -> Member:
 )
 def test_older_nodes_cost_more(oldest: int, costs: list[int]) -> None:
     members = [member(number, age=number) for number in range(1, 6)]
-    found = [deletion_cost(members_of(*members, me=number), oldest) for number in range(1, 6)]
-    assert found == costs
+    by_age = [deletion_cost(members_of(*members, me=number), oldest) for number in range(1, 6)]
+    assert by_age == costs
 
 
 def test_age_decides_and_not_the_address() -> None:

@@ -1,4 +1,4 @@
-"""The shell of a region: what it does with messages that arrive."""
+"""The shell of a region: its handling of messages that arrive."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ SHARDS = ["1", "2", "3"]
 
 
 class Turns:
-    """A loop that runs what it is given when the test says so."""
+    """A loop that runs its callbacks when the test says so."""
 
     def __init__(self) -> None:
         self.due: list[Any] = []

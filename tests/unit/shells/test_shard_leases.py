@@ -20,7 +20,7 @@ PREFIX = "shard/my%20pages%2F1/"
 
 
 class Around:
-    """The shards of one type with a region, a host and leases that write down what they get."""
+    """The shards of one type with a region, a host and leases that write down their events."""
 
     def __init__(self, use_lease: str) -> None:
         self.log: list[str] = []
@@ -56,7 +56,7 @@ class Around:
         self.shards.on_free(PREFIX + "1")
 
     def logged(self) -> list[str]:
-        """What was written since the last call."""
+        """The events written since the last call."""
         log, self.log = self.log, []
         return log
 

@@ -1,4 +1,4 @@
-"""The shell of a singleton: what becomes of the machine's effects, with and without a lease."""
+"""The shell of a singleton: the machine's effects, with and without a lease."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEASE = "singleton/t"
 
 
 class Recorder:
-    """Stands for the coordinator's shell and for the lease's: notes what each is asked."""
+    """Stands for the coordinator's shell and for the lease's: notes the calls of each."""
 
     def __init__(self, log: list[str]) -> None:
         self._log = log

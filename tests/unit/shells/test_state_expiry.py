@@ -47,7 +47,7 @@ class Kept(Entity):
 
 
 def nodes_of(cluster: TestCluster) -> list[Any]:
-    return [one.node for one in cluster.world.sim_nodes.values()]  # type: ignore[attr-defined]
+    return [sim_node.node for sim_node in cluster.world.sim_nodes.values()]  # type: ignore[attr-defined]
 
 
 def counts(node: Any) -> Any:
@@ -166,10 +166,10 @@ async def test_a_sweep_looks_at_a_bounded_number_per_second() -> None:
 
 async def test_a_state_stays_while_its_shard_stops() -> None:
     """An entity of it may still run, where only the slow path finds it, or save as it stops."""
-    asked: list[str] = []
+    calls: list[str] = []
 
     async def expire_states(name: str, ids: list[str], now: float, since: float) -> list[str]:
-        asked.extend(ids)
+        calls.extend(ids)
         return ids
 
     shards = {
@@ -190,4 +190,4 @@ async def test_a_state_stays_while_its_shard_stops() -> None:
 
     expiry = StateExpiry({"cart": region}, store, gate, lambda name: None, ask, lambda: 100.0)
     assert await expiry.expire("cart", ["runs/1", "stops/1"]) == 1
-    assert asked == ["runs/1"]
+    assert calls == ["runs/1"]

@@ -45,7 +45,7 @@ class Store(MemoryStore):
 
 
 class Stage:
-    """One node's probes. `others`: what the next nodes answer, or raise."""
+    """One node's probes. `others`: answers or errors of the next nodes."""
 
     def __init__(
         self, others: Mapping[NodeId, bool | Exception | None], patience: float = PATIENCE
@@ -179,5 +179,5 @@ async def test_of_many_nodes_the_next_are_asked_each_time_and_the_others_in_turn
         [node for node, _ in stage.asked[at : at + store_reach.ASKED_MAX]]
         for at in range(0, len(stage.asked), store_reach.ASKED_MAX)
     ]
-    assert all(one[:-1] == nodes[: store_reach.ASKED_MAX - 1] for one in rounds)
-    assert {node for one in rounds for node in one} == set(nodes)
+    assert all(round_[:-1] == nodes[: store_reach.ASKED_MAX - 1] for round_ in rounds)
+    assert {node for round_ in rounds for node in round_} == set(nodes)

@@ -76,8 +76,8 @@ def test_any_other_payload_names_no_handler(page: EntityType, payload: bytes) ->
 
 def test_a_forwarded_text_calls_the_handler(page: EntityType) -> None:
     relayed = Relayed("page", "1", "a", "", encode_value("total"), 1, 500, 1)
-    found = handler_call(relayed, page)
-    assert (found.method, found.payload, found.corr) == ("total", NO_ARGUMENTS, 1)
+    call = handler_call(relayed, page)
+    assert (call.method, call.payload, call.corr) == ("total", NO_ARGUMENTS, 1)
     other = Relayed("page", "1", "a", "gone", encode_value("total"), 1, 500, 1)
     assert handler_call(other, page) is other
 

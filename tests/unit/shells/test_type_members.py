@@ -1,4 +1,4 @@
-"""What a view of membership means for coordinators, computed once for the types that agree."""
+"""Coordinators in a view of membership, computed once for the types that agree."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def member(node: NodeId, status: Status = Status.UP, **values: object) -> Member
 
 def test_types_of_one_role_on_the_same_members_share_what_a_view_means() -> None:
     members = TypeMembers(MembershipView(A, (member(A), member(B))))
-    both, one = list(members.view.members), [members.view.members[0]]
+    both, first = list(members.view.members), [members.view.members[0]]
     assert members.of("", both) is members.of("", list(both))
-    assert members.of("", one) is not members.of("", both)
+    assert members.of("", first) is not members.of("", both)
     assert members.of("web", both) is not members.of("", both)
 
 
@@ -29,14 +29,14 @@ def test_B65_a_member_without_the_type_is_no_host_of_it() -> None:
 
 def test_members_on_their_way_out_take_no_shards_and_register() -> None:
     view = MembershipView(A, (member(A), member(B, Status.LEAVING), member(C, Status.JOINING)))
-    found = TypeMembers(view).of("", list(view.members))
-    assert (found.live, found.unfit, found.unsettled) == ((A, B), (B,), True)
+    members_of = TypeMembers(view).of("", list(view.members))
+    assert (members_of.live, members_of.unfit, members_of.unsettled) == ((A, B), (B,), True)
 
 
 def test_a_drained_member_gives_its_shards_away() -> None:
     view = MembershipView(A, (member(A), member(B, service=Service.DRAINING)))
-    found = TypeMembers(view).of("", list(view.members))
-    assert (found.unfit, found.draining) == ((B,), (B,))
+    members_of = TypeMembers(view).of("", list(view.members))
+    assert (members_of.unfit, members_of.draining) == ((B,), (B,))
 
 
 def test_unreachable_members_take_no_shards_while_another_can() -> None:

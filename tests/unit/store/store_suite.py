@@ -1,4 +1,4 @@
-"""What the stores of shardbus must do beyond `StoreSuite`: survive rows that were edited by hand.
+"""The duties of shardbus's stores beyond `StoreSuite`: survive rows that were edited by hand.
 
 `by_hand` knows how each of these stores keeps its rows.
 """
@@ -31,8 +31,8 @@ LONG_S, SHORT_S = 60.0, 1.0
 async def insist(step: Callable[[], Awaitable[Answer]]) -> Answer:
     """Repeat `step` until the store answers, and return its answer.
 
-    For a store whose timeout is short because the test waits for it to pass: it may also pass where
-    the test does not want it, on a machine that stands still for a moment.
+    For a store whose timeout is short because the test waits for it to pass: it may also pass at
+    another place of the test, on a machine that stands still for a moment.
     """
     async with asyncio.timeout(PATIENCE_S):
         while True:
@@ -189,8 +189,8 @@ class DamagedTables:
         answers = await store.save_states(saves)
         assert [answer is None for answer in answers] == [True, True, False, True, True]
         assert "the stored fence of 'e-3' of 'counter' is damaged" in str(answers[2])
-        found = await store.read_states("counter", ["e-1", "e-3", "e-5"])
-        assert found == [b"new", b"old", b"new"]
+        states = await store.read_states("counter", ["e-1", "e-3", "e-5"])
+        assert states == [b"new", b"old", b"new"]
 
     @pytest.mark.parametrize("epoch", ["soon", "-1", "", str(EPOCH_MAX + 1)])
     async def test_a_table_without_a_readable_epoch_is_a_store_error(

@@ -16,7 +16,7 @@ from tests.unit.store.store_suite import LONG_S, DamagedTables
 
 
 class StoreConformance(StoreSuite, DamagedTables):
-    """The public suite, and what the stores of shardbus must do beyond it."""
+    """The public suite, and the duties of shardbus's stores beyond it."""
 
 
 class FakeClock:

@@ -1,5 +1,5 @@
-"""Loads and saves of one node: what an ended activation has sent is in what its successor loads,
-and what it has not sent is refused."""
+"""Loads and saves of one node: saves that an ended activation has sent are in the state that its
+successor loads, and unsent ones are refused."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_saves_that_wait_are_refused_when_the_activation_ends(kind: type[H
     await asyncio.wait([sent, behind, other, again])
     assert isinstance(error := behind.exception(), StaleActivation)
     assert (error.entity_type, error.entity_id, error.fence, error.what) == ("t", "e", 1, "save")
-    assert [one.exception() for one in (sent, other, again)] == [None, None, None]
+    assert [each.exception() for each in (sent, other, again)] == [None, None, None]
     assert await store.read_states("t", ["e", "other"]) == [b"4", b"3"]
 
 
@@ -160,7 +160,7 @@ class Server(MemoryStore):
         """Failed requests that were not executed."""
         self.numbers, self.last = count(1), dict[str, int]()
         self.log: list[tuple[str, bytes | None, int]] = []
-        """What was executed: loads and saves with their data, and the activation that asked."""
+        """The executed calls: loads and saves with their data, and the activation that asked."""
         self.activation = 0
 
     async def load_state(
@@ -187,12 +187,12 @@ class Server(MemoryStore):
                 getattr(states.get((s.entity_type, s.entity_id)), "op_id", None) for s in saves
             ]
             outcomes = await super(Server, self).save_states(saves)
-            for one, op_id, outcome in zip(saves, before, outcomes, strict=True):
-                if outcome is None and op_id != one.op_id:
-                    self.log.append(("save", one.data, int((one.data or b"0.")[:2])))
+            for save, op_id, outcome in zip(saves, before, outcomes, strict=True):
+                if outcome is None and op_id != save.op_id:
+                    self.log.append(("save", save.data, int((save.data or b"0.")[:2])))
             return outcomes
 
-        return self.ask(work, [one.entity_id for one in saves])
+        return self.ask(work, [save.entity_id for save in saves])
 
     def ask(self, work: Callable[[], Coroutine[Any, Any, Any]], ids: list[str]) -> Request:
         answer = asyncio.get_running_loop().create_future()
@@ -201,7 +201,7 @@ class Server(MemoryStore):
 
     async def execute(self, request: Request) -> None:
         request.executed = True
-        if any(self.last.get(one, 0) > request.number for one in request.entity_ids):
+        if any(self.last.get(entity_id, 0) > request.number for entity_id in request.entity_ids):
             request.result = StoreUnavailable("late", definite=True)
             return
         self.last.update(dict.fromkeys(request.entity_ids, request.number))
@@ -233,8 +233,8 @@ class EagerServer(Server):
         answer = self.ask_save(saves).answer
 
         async def outcomes() -> list[StoreError | None]:
-            found: list[StoreError | None] = await answer
-            return found
+            results: list[StoreError | None] = await answer
+            return results
 
         def on_end(done: asyncio.Future[Any]) -> None:
             failed = done.exception() is not None or any(done.result())
@@ -245,7 +245,7 @@ class EagerServer(Server):
 
 
 class Model:
-    """One entity, activation after activation, and what must be true of it."""
+    """One entity, activation after activation, and its laws."""
 
     def __init__(self, server: Server) -> None:
         self.server = server

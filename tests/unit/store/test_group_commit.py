@@ -17,7 +17,7 @@ from shardbus.store.protocol import Save
 
 
 class Script(MemoryStore):
-    """A store that keeps its batches, waits at a gate, and fails as often as told, before or after
+    """A store that keeps its batches, waits at a gate, and fails as often as set, before or after
     it wrote."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Script(MemoryStore):
 
 
 class Observer:
-    """What a group has told."""
+    """The reports of a group."""
 
     def __init__(self) -> None:
         self.calls, self.errors = 0, list[str]()
@@ -334,7 +334,7 @@ async def test_a_group_tells_each_time_that_many_more_wait(store: Script) -> Non
 
 
 class Eager(Script):
-    """A store that begins up to `room` batches at once, and answers them when told."""
+    """A store that begins up to `room` batches at once, and answers them on the test's call."""
 
     def __init__(self) -> None:
         super().__init__()

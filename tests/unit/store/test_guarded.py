@@ -1,4 +1,4 @@
-"""The guard around a store that is a plug-in: what the store does costs its own calls."""
+"""The guard around a store that is a plug-in: faults of the store cost its own calls."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class TestGuardedStore(StoreSuite):
 
 
 class NoException(BaseException):
-    """What no `except Exception` catches."""
+    """An error that no `except Exception` catches."""
 
 
 class Own(MemoryStore):
-    """Does in a method what a test says: raises it, returns it, or calls it."""
+    """Executes a test's value in a method: raises it, returns it, or calls it."""
 
     def __init__(self) -> None:
         super().__init__(MemoryData())
@@ -91,18 +91,18 @@ def save(op_id: int, data: bytes = b"x", entity_id: str = "a") -> Save:
 
 
 @pytest.fixture
-async def own() -> AsyncIterator[Own]:
+async def plugin() -> AsyncIterator[Own]:
     store = Own()
     yield store
     store.go_on.set()
 
 
 @pytest.fixture
-async def store(own: Own, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[GuardedStore]:
-    store = GuardedStore(own, URL, PATIENCE_S)
+async def store(plugin: Own, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[GuardedStore]:
+    store = GuardedStore(plugin, URL, PATIENCE_S)
     await store.start()
     yield store
-    own.go_on.set()
+    plugin.go_on.set()
     await store.close()
 
 
@@ -112,12 +112,12 @@ def hurry(store: GuardedStore) -> None:
 
 
 async def test_the_store_runs_in_one_thread_that_is_not_the_nodes(
-    own: Own, store: GuardedStore
+    plugin: Own, store: GuardedStore
 ) -> None:
     await store.load_state("t", "1", "a", 1)
     await store.save_states([save(1)])
-    assert len(own.threads) == 1
-    assert threading.get_ident() not in own.threads
+    assert len(plugin.threads) == 1
+    assert threading.get_ident() not in plugin.threads
 
 
 @pytest.mark.parametrize(
@@ -125,12 +125,12 @@ async def test_the_store_runs_in_one_thread_that_is_not_the_nodes(
     [KeyError("k"), SystemExit(3), KeyboardInterrupt(), NoException(), StopAsyncIteration()],
 )
 async def test_whatever_a_method_raises_is_an_unavailable_store_that_names_it(
-    own: Own, store: GuardedStore, raised: BaseException
+    plugin: Own, store: GuardedStore, raised: BaseException
 ) -> None:
-    own.does["load_state"] = raised
+    plugin.does["load_state"] = raised
     with pytest.raises(StoreUnavailable, match=rf"Own\.load_state raised {type(raised).__name__}"):
         await store.load_state("t", "1", "a", 1)
-    del own.does["load_state"]
+    del plugin.does["load_state"]
     assert await store.load_state("t", "1", "a", 1) is None, "it goes on"
 
 
@@ -139,9 +139,9 @@ async def test_whatever_a_method_raises_is_an_unavailable_store_that_names_it(
     [StaleFence("t", "a", 1, 2), StoreError("no"), StoreUnavailable("no"), ConfigError("no")],
 )
 async def test_what_the_protocol_allows_reaches_the_caller_as_it_is(
-    own: Own, store: GuardedStore, raised: Exception
+    plugin: Own, store: GuardedStore, raised: Exception
 ) -> None:
-    own.does["load_state"] = raised
+    plugin.does["load_state"] = raised
     with pytest.raises(type(raised)) as caught:
         await store.load_state("t", "1", "a", 1)
     assert caught.value is raised
@@ -149,15 +149,15 @@ async def test_what_the_protocol_allows_reaches_the_caller_as_it_is(
 
 @pytest.mark.parametrize("method", ["never", "block", "swallow"])
 async def test_a_method_that_does_not_return_costs_its_own_call(
-    own: Own, store: GuardedStore, method: str
+    plugin: Own, store: GuardedStore, method: str
 ) -> None:
-    own.does["load_state"] = getattr(own, method)
+    plugin.does["load_state"] = getattr(plugin, method)
     hurry(store)
     with pytest.raises(StoreUnavailable, match=r"Own\.load_state has not returned within"):
         await store.load_state("t", "1", "a", 1)
-    own.go_on.set()
+    plugin.go_on.set()
     store._seconds = PATIENCE_S
-    own.does.clear()
+    plugin.does.clear()
     assert await store.load_state("t", "1", "b", 1) is None
 
 
@@ -174,9 +174,9 @@ async def test_a_method_that_does_not_return_costs_its_own_call(
     ],
 )
 async def test_an_answer_of_another_type_is_named(
-    own: Own, store: GuardedStore, method: str, answer: Any, call: Callable[[Any], Any]
+    plugin: Own, store: GuardedStore, method: str, answer: Any, call: Callable[[Any], Any]
 ) -> None:
-    own.does[method] = answer
+    plugin.does[method] = answer
     with pytest.raises(
         StoreUnavailable, match=rf"Own\.{method} returned a {type(answer).__name__}"
     ):
@@ -184,9 +184,9 @@ async def test_an_answer_of_another_type_is_named(
 
 
 async def test_a_wrong_answer_about_one_save_is_the_fault_of_that_save(
-    own: Own, store: GuardedStore
+    plugin: Own, store: GuardedStore
 ) -> None:
-    own.does["save_states"] = [None, KeyError("x"), StaleFence("t", "a", 1, 2)]
+    plugin.does["save_states"] = [None, KeyError("x"), StaleFence("t", "a", 1, 2)]
     saves = [save(n, entity_id=f"e{n}") for n in range(3)]
     first, second, third = await store.save_states(saves)
     assert first is None
@@ -194,8 +194,8 @@ async def test_a_wrong_answer_about_one_save_is_the_fault_of_that_save(
     assert isinstance(third, StaleFence)
 
 
-async def test_a_plain_method_is_named(store: GuardedStore, own: Own) -> None:
-    own.load_state = lambda *args: None  # type: ignore[method-assign]
+async def test_a_plain_method_is_named(store: GuardedStore, plugin: Own) -> None:
+    plugin.load_state = lambda *args: None  # type: ignore[method-assign]
     with pytest.raises(StoreUnavailable, match="it is no coroutine function"):
         await store.load_state("t", "1", "a", 1)
 
@@ -206,16 +206,18 @@ def cancelled() -> Any:
     yield
 
 
-async def test_a_cancellation_by_the_store_cancels_no_caller(own: Own, store: GuardedStore) -> None:
-    own.does["load_state"] = cancelled
+async def test_a_cancellation_by_the_store_cancels_no_caller(
+    plugin: Own, store: GuardedStore
+) -> None:
+    plugin.does["load_state"] = cancelled
     with pytest.raises(StoreUnavailable, match="was cancelled"):
         await store.load_state("t", "1", "a", 1)
 
 
 async def test_a_load_waits_for_a_save_that_was_given_up_and_has_not_ended(
-    own: Own, store: GuardedStore
+    plugin: Own, store: GuardedStore
 ) -> None:
-    own.does["after"] = own.swallow
+    plugin.does["after"] = plugin.swallow
     hurry(store)
     with pytest.raises(StoreUnavailable):
         await store.save_states([save(1, b"late")])
@@ -225,22 +227,22 @@ async def test_a_load_waits_for_a_save_that_was_given_up_and_has_not_ended(
     assert await store.load_state("t", "1", "other", 1) is None
     loading = asyncio.ensure_future(store.load_state("t", "1", "a", 1))
     await asyncio.sleep(0)
-    own.go_on.set()
+    plugin.go_on.set()
     assert await loading == b"late"
 
 
-async def test_a_cancelled_call_is_cancelled_in_the_store(own: Own, store: GuardedStore) -> None:
+async def test_a_cancelled_call_is_cancelled_in_the_store(plugin: Own, store: GuardedStore) -> None:
     ended = threading.Event()
 
     async def wait() -> None:
         try:
-            await own.never()
+            await plugin.never()
         finally:
             ended.set()
 
-    own.does["load_state"] = wait
+    plugin.does["load_state"] = wait
     call = asyncio.ensure_future(store.load_state("t", "1", "a", 1))
-    await until(own.began.is_set, "the call to begin")
+    await until(plugin.began.is_set, "the call to begin")
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
@@ -248,19 +250,19 @@ async def test_a_cancelled_call_is_cancelled_in_the_store(own: Own, store: Guard
 
 
 async def test_calls_that_have_not_returned_are_bounded(
-    own: Own, store: GuardedStore, monkeypatch: pytest.MonkeyPatch
+    plugin: Own, store: GuardedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guarded, "CALLS_MAX", 3)
-    own.does["load_state"] = own.block
+    plugin.does["load_state"] = plugin.block
     hurry(store)
     for name in "abc":
         with pytest.raises(StoreUnavailable, match="has not returned"):
             await store.load_state("t", "1", name, 1)
     with pytest.raises(StoreUnavailable, match="3 calls of Own have not returned"):
         await store.load_state("t", "1", "d", 1)
-    own.go_on.set()
+    plugin.go_on.set()
     store._seconds = PATIENCE_S
-    own.does.clear()
+    plugin.does.clear()
 
     async def works() -> bool:
         try:
@@ -272,9 +274,9 @@ async def test_calls_that_have_not_returned_are_bounded(
 
 
 async def test_a_fault_is_logged_once_while_it_lasts(
-    own: Own, store: GuardedStore, caplog: pytest.LogCaptureFixture
+    plugin: Own, store: GuardedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    own.does["load_state"] = KeyError("k")
+    plugin.does["load_state"] = KeyError("k")
     with caplog.at_level(logging.WARNING, "shardbus.store"):
         for name in "abcdef":
             with pytest.raises(StoreUnavailable):
@@ -284,9 +286,9 @@ async def test_a_fault_is_logged_once_while_it_lasts(
 
 
 async def test_a_store_that_hangs_in_every_method_is_logged_once(
-    own: Own, store: GuardedStore, caplog: pytest.LogCaptureFixture
+    plugin: Own, store: GuardedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    own.does |= {"load_state": own.block, "load_table": own.block}
+    plugin.does |= {"load_state": plugin.block, "load_table": plugin.block}
     hurry(store)
     with caplog.at_level(logging.WARNING, "shardbus.store"):
         for _ in range(3):
@@ -298,27 +300,27 @@ async def test_a_store_that_hangs_in_every_method_is_logged_once(
     assert "calls do not return; Own.load_state has not returned" in line
 
 
-async def test_a_store_that_hangs_is_closed_all_the_same(own: Own) -> None:
-    store = GuardedStore(own, URL, PATIENCE_S)
+async def test_a_store_that_hangs_is_closed_all_the_same(plugin: Own) -> None:
+    store = GuardedStore(plugin, URL, PATIENCE_S)
     await store.start()
-    own.does["load_state"] = own.block
+    plugin.does["load_state"] = plugin.block
     hurry(store)
     with pytest.raises(StoreUnavailable):
         await store.load_state("t", "1", "a", 1)
     await store.close()
 
 
-async def test_what_a_store_has_besides_is_passed_on(own: Own) -> None:
-    assert not hasattr(GuardedStore(own, URL, 1.0), "lane")
-    assert not hasattr(GuardedStore(own, URL, 1.0), "placed")
-    on_new_server(GuardedStore(own, URL, 1.0), lambda: None)
-    assert not hasattr(own, "on_new_server")
-    more: Any = own
+async def test_what_a_store_has_besides_is_passed_on(plugin: Own) -> None:
+    assert not hasattr(GuardedStore(plugin, URL, 1.0), "lane")
+    assert not hasattr(GuardedStore(plugin, URL, 1.0), "placed")
+    on_new_server(GuardedStore(plugin, URL, 1.0), lambda: None)
+    assert not hasattr(plugin, "on_new_server")
+    more: Any = plugin
     more.lane = lambda entity_type, shard: int(shard)
     more.on_new_server = None
     more.problems = ("it forgets",)
     more.clock_offset = 1.5
-    store: Any = GuardedStore(own, URL, 1.0)
+    store: Any = GuardedStore(plugin, URL, 1.0)
     assert store.lane("t", "7") == 7
     assert store.lane("t", "no number") == 0
     assert (store.problems, store.clock_offset) == (("it forgets",), 1.5)

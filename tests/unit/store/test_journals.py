@@ -81,7 +81,7 @@ async def test_appends_of_a_turn_share_a_round_trip() -> None:
     )
     assert [len(batch) for batch in store.batches] == [50]
     assert observer.kinds == [KIND] * 50
-    assert len({one.op_id for one in store.batches[0]}) == 50
+    assert len({entry.op_id for entry in store.batches[0]}) == 50
 
 
 @virtual
@@ -168,7 +168,7 @@ async def test_what_is_refused_reaches_its_caller_alone() -> None:
         journals.append(KIND, SHARD, "c", 4, 0, (b"x",)),
         return_exceptions=True,
     )
-    assert [type(one) for one in outcomes] == [StaleFence, JournalConflict, type(None)]
+    assert [type(outcome) for outcome in outcomes] == [StaleFence, JournalConflict, type(None)]
     conflict = outcomes[1]
     assert isinstance(conflict, JournalConflict)
     assert (conflict.kind, conflict.name, conflict.after, conflict.last) == (KIND, "b", 3, 0)

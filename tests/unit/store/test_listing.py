@@ -45,8 +45,8 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 async def test_every_state_of_a_type_is_read_in_pages(store: Any) -> None:
     pages = [page async for page in stored_pages(store, "cart", limit=7)]
-    found = [row for page in pages for row in page.states]
-    assert dict(found) == STATES
+    rows = [row for page in pages for row in page.states]
+    assert dict(rows) == STATES
     assert all(len(page.states) <= 7 for page in pages)
     assert pages[0].cursor is None
     assert [p.states async for p in stored_pages(store, "nothing")] in ([], [[]])
@@ -59,11 +59,11 @@ async def test_reading_goes_on_from_any_page(store: Any) -> None:
     for page in pages:
         rest = [p.states async for p in stored_pages(store, "cart", "", page.cursor, 7)]
         behind = {key for later in pages[pages.index(page) :] for key, _ in later.states}
-        assert behind <= {key for one in rest for key, _ in one}
+        assert behind <= {key for part in rest for key, _ in part}
 
 
 async def test_long_states_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is in memory is bounded by bytes, not only by the number of states."""
+    """Memory is bounded by bytes, not only by the number of states."""
     monkeypatch.setattr(listing, "READ_BYTES", 10_000)
     store = MemoryStore()
     await store.start()
@@ -110,10 +110,10 @@ async def test_a_list_survives_a_lost_connection(redis_url: str) -> None:
     await client.client_kill_filter(_type="normal", skipme=True)
     for _ in range(2):  # the client library may notice with the first call only
         try:
-            found = await store.page_stored("cart", "", None, 10)
+            page = await store.page_stored("cart", "", None, 10)
         except StoreError:
             continue
         break
-    assert found == (["a"], None)
+    assert page == (["a"], None)
     await client.aclose()
     await store.close()

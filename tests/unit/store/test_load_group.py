@@ -82,7 +82,7 @@ async def test_groups_are_bounded_and_of_one_type_and_have_an_entity_once(
     ]
     store.gate.set()
     assert await asyncio.gather(*loads) == [b"a", b"a", b"a", b"b"]
-    assert [[load.fence for load in one] for one in store.groups] == [[1], [2], [3], [4]]
+    assert [[load.fence for load in loads] for loads in store.groups] == [[1], [2], [3], [4]]
     store.groups.clear()
     await asyncio.gather(
         *(group.load("cart", "7", f"e-{n}", 1) for n in range(2 * GROUP_LOADS + 5))
@@ -91,22 +91,22 @@ async def test_groups_are_bounded_and_of_one_type_and_have_an_entity_once(
 
 
 async def test_a_stale_one_fails_alone(group: LoadGroup) -> None:
-    found = await asyncio.gather(
+    outcomes = await asyncio.gather(
         *(group.load("cart", "7", name, 1) for name in ("a", "stale", "b")), return_exceptions=True
     )
-    assert (found[0], found[2]) == (b"a", b"b")
-    assert isinstance(found[1], StaleFence)
+    assert (outcomes[0], outcomes[2]) == (b"a", b"b")
+    assert isinstance(outcomes[1], StaleFence)
 
 
 async def test_a_store_that_does_not_answer_fails_each_with_an_error_of_its_own(
     store: Script, group: LoadGroup
 ) -> None:
     store.error = StoreUnavailable("away", hint="wait", definite=False)
-    found = await asyncio.gather(
+    outcomes = await asyncio.gather(
         *(group.load("cart", "7", name, 1) for name in "ab"), return_exceptions=True
     )
-    assert [str(error) for error in found] == ["away; wait", "away; wait"]
-    assert found[0] is not found[1]
+    assert [str(error) for error in outcomes] == ["away; wait", "away; wait"]
+    assert outcomes[0] is not outcomes[1]
     store.error = ZeroDivisionError()
     with pytest.raises(ZeroDivisionError):
         await group.load("cart", "7", "a", 1)
@@ -124,8 +124,8 @@ async def test_what_waited_behind_a_group_without_an_answer_fails_with_it(
     await turns()
     later = group.load("cart", "7", "later", 1)
     store.gate.set()
-    found = await asyncio.gather(*loads, later, return_exceptions=True)
-    assert {type(error) for error in found} == {StoreUnavailable}
+    outcomes = await asyncio.gather(*loads, later, return_exceptions=True)
+    assert {type(error) for error in outcomes} == {StoreUnavailable}
     assert store.sizes == [GROUP_LOADS, GROUP_LOADS, 1], "what came after them was tried"
 
 

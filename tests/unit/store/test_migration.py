@@ -27,7 +27,7 @@ LISTED = [f"m-{n:04}" for n in range(230)]
 
 
 def version_1(client: Any) -> Any:
-    """Write what the first layout of the keys had."""
+    """Write the rows of the first layout of the keys."""
 
     async def write() -> None:
         from shardbus.store.redis_keys import quoted
@@ -87,11 +87,11 @@ async def everything_is_there(store: RedisStore, shards: int = 40) -> None:
             await store.load_state("cart", shard_of(name, shards), name, (3 << 32) + n - 1)
         data = await store.load_state("cart", shard_of(name, shards), name, (3 << 32) + n)
         assert data == name.encode()
-    found, cursor = list[str](), None
-    while not found or cursor is not None:
+    ids, cursor = list[str](), None
+    while not ids or cursor is not None:
         page, cursor = await store.page_remembered("meter", "7", cursor, 500)
-        found += page
-    assert found == LISTED
+        ids += page
+    assert ids == LISTED
     assert set(await store.remembered_shards("meter")) == {"7", "8/ü"}
     with pytest.raises(StaleFence):
         await store.add_remembered("meter", "8/ü", [], 3 << 32)
@@ -137,10 +137,10 @@ async def test_states_and_lists_are_moved_with_their_fences(server: fakeredis.Fa
     assert not counted.is_done
     assert (counted.types["cart"].entities, counted.types["cart"].misplaced) == (64, 64)
     assert (counted.types["meter"].lists, counted.types["$nodes"].lists) == (2, 1)
-    told: list[tuple[int, int]] = []
-    found = await store.migrate({}, lambda moved, total: told.append((moved, total)))
-    assert (found.moved, found.lists) == (65, 3)
-    assert told[-1] == (68, 68)
+    reports: list[tuple[int, int]] = []
+    counts = await store.migrate({}, lambda moved, total: reports.append((moved, total)))
+    assert (counts.moved, counts.lists) == (65, 3)
+    assert reports[-1] == (68, 68)
     assert (await store.survey({})).is_done
     await store.close()
     again = open_redis(server)
@@ -213,8 +213,8 @@ async def test_states_of_another_layout_are_refused_until_they_are_moved(
     store = await filled(server, 40)
     assert await store.placed("cart", "crc32/80") == "crc32/40", "it stays as it was"
     declared = {"cart": Declared("crc32/80", lambda name: shard_of(name, 80))}
-    found = await store.migrate(declared, ignore)
-    assert found.moved > 20
+    counts = await store.migrate(declared, ignore)
+    assert counts.moved > 20
     assert await store.placed("cart", "crc32/40") == "crc32/80"
     for name in NAMES:
         assert await store.load_state("cart", shard_of(name, 80), name, 9 << 32) == name.encode()

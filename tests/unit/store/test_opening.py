@@ -1,4 +1,4 @@
-"""Store URLs: what each opens, and what is refused."""
+"""Store URLs: the store of each, and refusals."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_other_schemes_come_from_entry_points(monkeypatch: pytest.MonkeyPatch) -
             EntryPoint("broken", "no_such_module_at_all:x", opening.ENTRY_POINTS),
         ]
     )
-    monkeypatch.setattr(opening, "entry_points", lambda **wanted: entries.select(**wanted))
+    monkeypatch.setattr(opening, "entry_points", lambda **query: entries.select(**query))
     assert isinstance(open_store("plug://x?y", cluster="shop", timeout=1.5), MemoryStore)
     with pytest.raises(ConfigError, match="no_such_module_at_all"):
         open_store("broken://", cluster="shop")

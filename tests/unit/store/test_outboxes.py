@@ -34,12 +34,12 @@ class World:
         return fence
 
     async def send(self, fence: int, after: int, *ids: str, name: str = "orders") -> int:
-        entries = [encode_message(OutboxMessage("page", one, "add", b"\x91\x01")) for one in ids]
+        entries = [encode_message(OutboxMessage("page", i, "add", b"\x91\x01")) for i in ids]
         return await self.outboxes.append(name, fence, after, entries, next(self.op_ids))
 
     async def ids(self, name: str = "orders") -> list[str]:
         _, messages = await self.outboxes.messages(name, 0, 100)
-        return [one.message.entity_id for one in messages]
+        return [message.message.entity_id for message in messages]
 
     async def read(self, fence: int, after: int = 0) -> list[bytes]:
         return (await self.outboxes.read("orders", fence, after)).entries
@@ -122,15 +122,15 @@ async def test_a_message_that_is_given_up_is_empty_for_the_next_opener(world: Wo
     await world.outboxes.close("orders", "p1", fence, TTL)
     dropped = await world.outboxes.drop("orders", 3)
     assert (dropped.number, dropped.left) == (1, 3)
-    assert [one.message.entity_id for one in dropped.first] == ["c"]
+    assert [message.message.entity_id for message in dropped.first] == ["c"]
     assert await world.ids() == ["a", "b", "d"]
     for number in (3, 5):
         with pytest.raises(Refused, match=f"has no message {number}"):
             await world.outboxes.drop("orders", number)
     fence = await world.open(producer="p2")
     read = await world.read(fence)
-    assert [one and decode_message(one).entity_id for one in read] == ["a", "b", b"", "d"]
-    assert [decode_message(one).entity_id for one in await world.read(fence, 3)] == ["d"]
+    assert [row and decode_message(row).entity_id for row in read] == ["a", "b", b"", "d"]
+    assert [decode_message(message).entity_id for message in await world.read(fence, 3)] == ["d"]
     await world.outboxes.trim("orders", fence, 3)
     await world.outboxes.close("orders", "p2", fence, TTL)
     await world.open(producer="p3")
@@ -158,7 +158,7 @@ async def test_numbers_go_on_after_all_is_given_up(world: World) -> None:
     await world.outboxes.drop("orders", 2)
     dropped = await world.outboxes.drop("orders")
     assert (dropped.number, dropped.left) == (2, 0)
-    assert [one.message.entity_id for one in dropped.first] == ["a", "c"]
+    assert [message.message.entity_id for message in dropped.first] == ["a", "c"]
     assert await world.listed() == []
     fence = await world.open(producer="p2")
     assert await world.send(fence, last, "d") == 4

@@ -1,4 +1,4 @@
-"""What errors of PostgreSQL and asyncpg mean for a call, and how a server is judged."""
+"""The meaning of PostgreSQL's and asyncpg's errors for a call, and how a server is judged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a link to a PostgreSQL server sends, and in which order."""
+"""The commands of a link to a PostgreSQL server, and their order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Connection:
 
 
 async def test_a_statement_that_is_given_up_while_its_link_connects_is_not_sent() -> None:
-    """It would get a later number than what its sender sends meanwhile, and undo that."""
+    """It would get a later number than its sender's calls meanwhile, and undo these."""
     connection, connecting, connects = Connection(), asyncio.Event(), asyncio.Event()
 
     async def connect() -> FoundServer:

@@ -1,4 +1,4 @@
-"""PostgreSQL URLs: what is read from them, the server that is found, what is refused."""
+"""PostgreSQL URLs: their parts, the server that is found, refusals."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_certificates_and_names_are_checked_as_asked(
 
 
 class Connection:
-    """What `connect` returns: a server in some state."""
+    """The result of `connect`: a server in some state."""
 
     def __init__(self, host: str, standby: bool, read_only: bool, pooled: bool = False) -> None:
         self.host, self.terminated, self.pooled = host, False, pooled
@@ -183,7 +183,7 @@ async def test_statements_are_kept_at_a_server_and_not_behind_a_pooler(
     servers.states["a"] = "pooled"
     connection: Any = (await connect()).connection
     assert servers.settings["statement_cache_size"] == 0
-    assert [one.terminated for one in servers.made] == [False, True, False]
+    assert [link.terminated for link in servers.made] == [False, True, False]
     assert connection is servers.made[-1]
     connection = (await connect()).connection
     assert servers.settings["statement_cache_size"] == 0

@@ -92,8 +92,8 @@ async def test_a_save_is_written_unless_it_was_before_or_is_stale(
     client: Any = fakeredis.FakeAsyncRedis(server=server)
     store = RedisStore("redis://fake", connect=lambda: fakeredis.FakeAsyncRedis(server=server))
     await store.start()
-    own = store._session.session
-    v = f"{fence:019}{own if session == 'own' else session}{number:015}{op_id:016x}"
+    redis_session = store._session.session
+    v = f"{fence:019}{redis_session if session == 'own' else session}{number:015}{op_id:016x}"
     [key] = store._keys_of([Save("counter", "7", "a", 5, b"", OP)])
     await client.hset(key, mapping={"v": v, "data": b"old"})
     [refused] = await store.save_states([Save("counter", "7", "a", 5, b"new", OP)])

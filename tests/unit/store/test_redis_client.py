@@ -15,7 +15,7 @@ from shardbus.store.redis_client import LinkRedis, UsualAnswer
 
 
 class Connection:
-    """Notes what is sent, and answers from a list."""
+    """Notes commands, and answers from a list."""
 
     def __init__(self, answers: list[Any]) -> None:
         self.answers, self.sent, self.open = answers, list[bytes](), 0
@@ -67,7 +67,7 @@ async def test_a_connection_that_was_lost_ends_the_exchange() -> None:
 
 
 class Library(asyncio.Protocol):
-    """Notes what it is given."""
+    """Notes its input."""
 
     def __init__(self) -> None:
         self.got: list[Any] = []
@@ -101,7 +101,7 @@ def answer(library: Library, ended: list[bool]) -> UsualAnswer:
 
 
 @pytest.mark.parametrize(
-    ("pieces", "told", "passed_on"),
+    ("pieces", "is_kept", "passed_on"),
     [
         ([b"*0\r\n"], [True], []),
         ([b"*", b"0\r", b"\n"], [True], []),
@@ -118,12 +118,12 @@ def test_only_the_usual_answer_is_kept_from_the_library(
     library: Library,
     ended: list[bool],
     pieces: list[bytes],
-    told: list[bool],
+    is_kept: list[bool],
     passed_on: list[bytes],
 ) -> None:
     for piece in pieces:
         answer.data_received(piece)
-    assert ended == told
+    assert ended == is_kept
     assert library.got == passed_on
 
 

@@ -1,4 +1,4 @@
-"""The way of a call to the masters of a Redis Cluster, with servers that answer as told."""
+"""The way of a call to the masters of a Redis Cluster, with servers with prepared answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOW, HIGH = "{b}:k", "{a}:k"
 
 
 class Servers:
-    """A cluster of two masters. `answers` has what a server says to a call, in place of its own
+    """A cluster of two masters. `answers` has a server's answer to a call, in place of its own
     address, once each; `away` are servers that refuse connections."""
 
     def __init__(self) -> None:
@@ -80,8 +80,8 @@ class Client:
         self.servers.calls.append((self.at, self.asking, args[1]))
         self.servers.sequences.append(args[3 + args[1]])
         self.asking = False
-        told = self.servers.answers.get(self.at)
-        return told.pop(0) if told else [str(self.at).encode()] * args[1]
+        answer = self.servers.answers.get(self.at)
+        return answer.pop(0) if answer else [str(self.at).encode()] * args[1]
 
     async def aclose(self) -> None: ...
 
@@ -233,6 +233,6 @@ async def test_each_master_has_a_key_of_the_store(servers: Servers) -> None:
 @pytest.mark.parametrize("in_flight", [64, 2048])
 def test_saves_scale_with_the_masters(in_flight: int) -> None:
     """In virtual time, over masters that take a millisecond for each script."""
-    one, _ = measured(1, in_flight, seconds=0.5)
+    single, _ = measured(1, in_flight, seconds=0.5)
     three, _ = measured(3, in_flight, seconds=0.5)
-    assert three >= 2 * one
+    assert three >= 2 * single

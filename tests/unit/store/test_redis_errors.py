@@ -1,5 +1,5 @@
-"""What each error of a Redis server means for a call: sent again or not, certainly not run or in
-doubt."""
+"""The meaning of each error of a Redis server for a call: sent again or not, certainly not run or
+in doubt."""
 
 from __future__ import annotations
 

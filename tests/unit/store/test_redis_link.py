@@ -1,4 +1,5 @@
-"""What a link to one Redis server sends, and in which order; calls that begin without its task."""
+"""The commands of a link to one Redis server, and their order; calls that begin without its
+task."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ class Client:
 
 
 async def test_a_call_that_is_given_up_while_its_link_connects_is_not_sent() -> None:
-    """It would get a later number than what its sender sends over another link, and undo that."""
+    """It would get a later number than its sender's calls over another link, and undo these."""
     client = Client()
     link = RedisLink(lambda: client, RedisSession("s" * 10, "redis://r"), timeout=LONG_S)
     link.open()
@@ -56,7 +57,7 @@ async def test_a_call_that_is_given_up_while_its_link_connects_is_not_sent() -> 
 
 
 class DirectClient(Client):
-    """A connected client that can begin commands. `replies` are what `rest` returns, or raises."""
+    """A connected client that can begin commands. `replies` has the results or errors of `rest`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +82,7 @@ class DirectClient(Client):
 
 
 class Begun:
-    """A link over direct clients, and what its calls that have begun were told."""
+    """A link over direct clients, and the outcomes of its calls that have begun."""
 
     def __init__(self, timeout: float = LONG_S, durability: Durability | None = None) -> None:
         self.clients: list[DirectClient] = []
@@ -104,7 +105,7 @@ class Begun:
         return self
 
     def differs(self, reply: object) -> Awaitable[Any]:
-        """Answer the call that has begun with something else; return what its caller gets."""
+        """Answer the call that has begun with something else; return its caller's outcome."""
         self.client.replies.put_nowait(reply)
         self.client.answer(False)
         answer = self.told.get_nowait()

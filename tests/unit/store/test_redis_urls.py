@@ -1,4 +1,4 @@
-"""Redis URLs: what is read from them, the options of the client, what is refused; and how a server
+"""Redis URLs: their parts, the options of the client, refusals; and how a server
 is judged."""
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ def test_a_wrong_redis_url_is_refused_in_words(url: str, says: str) -> None:
 def test_the_client_has_limits_and_no_retries_of_its_own_and_checks_certificates() -> None:
     client = RedisUrl.parse("rediss://bus:hush@h:7/2?ssl_ca_certs=ca.pem").connector(2.0)()
     assert isinstance(client, Redis)
-    told: dict[str, Any] = client.connection_pool.connection_kwargs
-    assert (told["host"], told["port"], told["db"]) == ("h", 7, 2)
-    assert (told["username"], told["password"]) == ("bus", "hush")
-    assert (told["socket_timeout"], told["socket_connect_timeout"]) == (None, 0.5)
-    assert told["retry"]._retries == 0  # `get_retries` came with version 6 of the client
-    assert (told["ssl_cert_reqs"], told["ssl_check_hostname"]) == ("required", True)
-    assert told["ssl_ca_certs"] == "ca.pem"
+    options: dict[str, Any] = client.connection_pool.connection_kwargs
+    assert (options["host"], options["port"], options["db"]) == ("h", 7, 2)
+    assert (options["username"], options["password"]) == ("bus", "hush")
+    assert (options["socket_timeout"], options["socket_connect_timeout"]) == (None, 0.5)
+    assert options["retry"]._retries == 0  # `get_retries` came with version 6 of the client
+    assert (options["ssl_cert_reqs"], options["ssl_check_hostname"]) == ("required", True)
+    assert options["ssl_ca_certs"] == "ca.pem"
 
 
 @pytest.mark.parametrize(

@@ -260,5 +260,5 @@ def test_what_is_left_is_always_sound(epoch: object, rows: list[tuple[str, str, 
 def test_the_homes_of_a_damaged_table_are_known() -> None:
     """A repair must find the nodes that run, whatever their rows hold."""
     rows = (("1", str(A), "no fence"), ("2", "no node", 3), ("3", "n2:7000#1", 2**80))
-    found = RawTable("soon", "crc32/8", rows).addresses
-    assert found == {Address("10.0.0.1", 7355), Address("n2", 7000)}
+    addresses = RawTable("soon", "crc32/8", rows).addresses
+    assert addresses == {Address("10.0.0.1", 7355), Address("n2", 7000)}

@@ -1,4 +1,4 @@
-"""Stored rows that cannot be true are named; what is left is a table."""
+"""Stored rows that cannot be true are named; the other rows are a table."""
 
 from __future__ import annotations
 

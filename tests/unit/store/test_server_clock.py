@@ -30,7 +30,7 @@ def test_without_a_jump_the_limit_is_the_servers_clock() -> None:
 
 def test_a_jump_ahead_ends_no_lease_for_its_length() -> None:
     jump = [(float(at), 100.0 + (HOUR if at >= 30 else 0.0)) for at in range(0, 60, 2)]
-    clock = observed(*(one for one in jump if one[0] <= 30))
+    clock = observed(*(point for point in jump if point[0] <= 30))
     assert clock.limit(TTL, 30.0) == 130.0
     clock = observed(*jump)
     last = 28.0 + TTL + MARGIN

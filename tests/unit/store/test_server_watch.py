@@ -13,7 +13,7 @@ from tests.virtual_time import virtual
 
 
 class Server:
-    """Counts what the watch asks. `up`: it answers; `problems`: those of its settings."""
+    """Counts the watch's questions. `up`: it answers; `problems`: the problems of its settings."""
 
     def __init__(self, check_every: float) -> None:
         self.probes = self.checks = 0

@@ -1,4 +1,4 @@
-"""What only the SQLite store promises: the file's rights, its neighbours, and errors in words."""
+"""Promises of the SQLite store alone: the file's rights, its neighbours, and errors in words."""
 
 from __future__ import annotations
 

@@ -59,7 +59,9 @@ async def exported(store: StateStore, entity_type: str) -> list[str]:
 async def brought(store: StateStore, lines: list[str], batch: int, **options: Any) -> Importer:
     importer = Importer(store, shard, **options)
     for first in range(0, len(lines), batch):
-        assert await importer.put([read_line(one) for one in lines[first : first + batch]]) is None
+        assert (
+            await importer.put([read_line(line) for line in lines[first : first + batch]]) is None
+        )
     return importer
 
 
@@ -167,8 +169,8 @@ async def test_reminders_are_written_above_the_fences_of_entity_and_shard(
 async def test_a_fence_that_grows_meanwhile_shows_a_node() -> None:
     class Busy(MemoryStore):
         async def save_states(self, saves: Any) -> Any:
-            for one in saves:
-                await self.load_state(one.entity_type, one.shard, one.entity_id, one.fence + 9)
+            for save in saves:
+                await self.load_state(save.entity_type, save.shard, save.entity_id, save.fence + 9)
             return await super().save_states(saves)
 
     store = Busy()

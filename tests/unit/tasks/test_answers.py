@@ -1,4 +1,4 @@
-"""The futures of asks: what counts as used, and the line of one that is not."""
+"""The futures of asks: the uses that count, and the line of one that is not."""
 
 from __future__ import annotations
 

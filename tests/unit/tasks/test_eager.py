@@ -86,8 +86,8 @@ async def test_two_that_wait_are_two_tasks(running: EagerRunner) -> None:
         assert asyncio.current_task() is first
         return first
 
-    one, two = drive(running, work), drive(running, work)
-    assert len({id(await one), id(await two)}) == 2
+    left, two = drive(running, work), drive(running, work)
+    assert len({id(await left), id(await two)}) == 2
 
 
 @waits
@@ -483,7 +483,7 @@ async def test_the_answer_to_a_save_comes_back(
     else:
         settle_soon(loop, [answer], [error])  # type: ignore[list-item]
     await outcome
-    assert [type(one) for one in seen] == [type(error)]
+    assert [type(each) for each in seen] == [type(error)]
 
 
 async def test_a_save_that_another_task_awaits_too(running: EagerRunner) -> None:

@@ -10,7 +10,7 @@ from shardbus import Entity, Rejection, ShardBus, StopReason, handler
 
 bus = ShardBus("shop")
 heard: list[str] = []
-"""What callbacks and entities report; a test clears it."""
+"""The reports of callbacks and entities; a test clears it."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The suite for strategies accepts those of shardbus, and finds each law broken."""
+"""The suite for strategies accepts shardbus's own, and finds each law broken."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class TestStrategies(AllocationSuite):
 class Leaves(LeastShard):
     """Leaves a shard out."""
 
-    def allocate(self, *given: Any) -> dict[str, NodeId]:
-        homes = super().allocate(*given)
+    def allocate(self, *arguments: Any) -> dict[str, NodeId]:
+        homes = super().allocate(*arguments)
         return dict(list(homes.items())[1:])
 
 
@@ -69,7 +69,7 @@ class ByOrder(LeastShard):
 
 
 class Changes(LeastShard):
-    """Changes what it is asked about."""
+    """Changes its argument."""
 
     def allocate(self, table: Any, loads: Any, shards: Any, candidates: Any) -> dict[str, NodeId]:
         homes = super().allocate(table, loads, shards, candidates)

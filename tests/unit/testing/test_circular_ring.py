@@ -30,14 +30,16 @@ def application() -> tuple[ShardBus, dict[str, type[Any]]]:
 
 
 async def ordinals(cluster: TestCluster) -> dict[str, list[int]]:
-    """What `shardbus partitions TYPE --ordinals` prints for the only shard of each type."""
-    found: dict[str, list[int]] = {}
+    """The output of `shardbus partitions TYPE --ordinals` for the only shard of each type."""
+    by_node: dict[str, list[int]] = {}
     for name in SIZES:
         answer = await partitions(cluster.nodes[0]._process.admin, name)
         (partition,) = answer["partitions"]
-        places = [answer["nodes"].index(one["node"]) + 1 for one in partition["instances"]]
-        found[name] = places
-    return found
+        places = [
+            answer["nodes"].index(instance["node"]) + 1 for instance in partition["instances"]
+        ]
+        by_node[name] = places
+    return by_node
 
 
 @pytest.mark.long

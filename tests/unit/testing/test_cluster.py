@@ -1,4 +1,4 @@
-"""`TestCluster`: whole nodes in a test. What a user does to it, and that a seed repeats it."""
+"""`TestCluster`: whole nodes in a test. A user's actions on it, and that a seed repeats it."""
 
 from __future__ import annotations
 
@@ -117,11 +117,11 @@ async def test_a_paused_node_does_nothing_and_then_all_of_it() -> None:
         assert home is not None
         await cluster.pause(home)
         assert home.paused
-        asked = counter.add(1)
+        ask = counter.add(1)
         await cluster.advance(2)
         assert cluster.store.state(Counter, "a") == Total(1)
         await cluster.resume(home)
-        assert await asked == 2
+        assert await ask == 2
         assert not home.paused
         await cluster.settle()
         assert len(cluster.nodes) == 3
@@ -171,7 +171,7 @@ async def test_a_split_leaves_one_side() -> None:
         await cluster.until(lambda: not alone.runs, within=120)
         await cluster.heal()
         await cluster.settle()
-        await cluster.advance(5)  # the client learns that its node is gone
+        await cluster.advance(5)  # the client notices that its node is gone
         assert await asyncio.gather(*(client.ref(Counter, i).total() for i in IDS)) == [1] * 30
 
 
@@ -185,7 +185,7 @@ async def test_a_node_whose_gossip_fails_goes_and_the_others_answer(kind: str) -
         await cluster.until(lambda: not impaired.runs)
         await cluster.settle()
         assert cluster.nodes == others
-        await cluster.advance(5)  # the client learns that its node is gone
+        await cluster.advance(5)  # the client notices that its node is gone
         assert await asyncio.gather(*(client.ref(Counter, i).total() for i in IDS)) == [1] * 30
 
 
@@ -330,13 +330,13 @@ async def test_a_crash_between_save_and_answer() -> None:
     async with TestCluster(bus) as cluster:
         counter = cluster.client().ref(Counter, "a")
         await counter.total()
-        saved, asked = cluster.store.next_save(Counter, "a"), counter.add(5)
+        saved, ask = cluster.store.next_save(Counter, "a"), counter.add(5)
         await saved
         home = cluster.where(Counter, "a")
         assert home is not None
         await cluster.kill(home)
         with pytest.raises(NodeLost) as lost:
-            await asked
+            await ask
         assert not lost.value.definite
         await cluster.settle()
         assert await counter.total() == 5
@@ -502,13 +502,13 @@ def test_a_coroutine_in_a_killed_process_does_not_go_on() -> None:
     app = ShardBus("held")
     app.entity()(Held)
     with TestCluster(app, nodes=2) as cluster:
-        asked = cluster.client().ref(Held, "a").within(7200.0).hold()
+        ask = cluster.client().ref(Held, "a").within(7200.0).hold()
         cluster.run(cluster.advance(1))
         home = cluster.where(Held, "a")
         assert home is not None
         cluster.run(cluster.kill(home))
         with pytest.raises(NodeLost):
-            cluster.run(asked)
+            cluster.run(ask)
         cluster.run(cluster.advance(30))
         assert ends == []
     assert ends == ["finally"]
@@ -558,7 +558,7 @@ def test_a_seed_has_one_transcript() -> None:
 
 
 async def test_a_minute_of_three_nodes_is_little_work() -> None:
-    """The time that it takes is not judged here; what takes the time is."""
+    """The time that it takes is not judged here; the cause is."""
     async with TestCluster(bus, nodes=3) as cluster:
         actions = 0
         step = cluster.world.step
@@ -577,7 +577,7 @@ async def test_a_minute_of_three_nodes_is_little_work() -> None:
 @pytest.mark.parametrize("which", ["oldest", "newest"])
 async def test_a_node_that_hosts_nothing_leaves_within_a_second(nodes: int, which: str) -> None:
     async with TestCluster(bus, nodes=nodes) as cluster:
-        cluster.client()  # it stays connected, and asks for nothing
+        cluster.client()  # it stays connected, and requests nothing
         await cluster.advance(1)
         node = cluster.nodes[0 if which == "oldest" else -1]
         began = cluster.now

@@ -37,7 +37,7 @@ class TestPairStore(NAMES["TestPairStore"]):  # type: ignore[misc]
 
 async def test_it_is_opened_by_its_scheme(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     entries = EntryPoints([EntryPoint("pairs", "page_own_store:open_pairs", opening.ENTRY_POINTS)])
-    monkeypatch.setattr(opening, "entry_points", lambda **wanted: entries.select(**wanted))
+    monkeypatch.setattr(opening, "entry_points", lambda **query: entries.select(**query))
     store = open_store(f"pairs:///{tmp_path}/bus.db", cluster="shop", timeout=60.0)
     await store.start()
     assert len(await store.identity()) == 16

@@ -65,9 +65,9 @@ async def test_it_passes(page: str, name: str) -> None:
     else:
         bus: ShardBus = NAMES[page]["bus"]
         async with TestCluster(bus) as cluster:
-            given = {"shardbus_cluster": cluster, "shardbus_client": cluster.client()}
-            wanted = inspect.signature(test).parameters
-            await cluster.spawn(test(**{name: given[name] for name in wanted}))
+            fixtures = {"shardbus_cluster": cluster, "shardbus_client": cluster.client()}
+            parameters = inspect.signature(test).parameters
+            await cluster.spawn(test(**{name: fixtures[name] for name in parameters}))
 
 
 class TestMyStore(NAMES[PAGE]["TestMyStore"]):  # type: ignore[misc]

@@ -78,7 +78,8 @@ async def test_pasted():
 
 
 def run(folder: Path, *options: str) -> str:
-    """Run pytest in this folder, with the plugin and without those of this project's tests."""
+    """Run pytest in this folder, with the plugin and without the plugins of this project's
+    tests."""
     environment = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
     environment["PYTHONPATH"] = os.pathsep.join(map(str, (ROOT, ROOT / "cli")))
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"

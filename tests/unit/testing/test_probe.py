@@ -130,8 +130,8 @@ def test_a_probe_without_a_loop() -> None:
 
 
 async def test_settings_of_a_probe() -> None:
-    own = {"sharding.types.counter.passivate_after": "10s"}
-    async with EntityProbe(Counter, "page-7", settings=own) as probe:
+    settings = {"sharding.types.counter.passivate_after": "10s"}
+    async with EntityProbe(Counter, "page-7", settings=settings) as probe:
         await probe.ask("total")
         await probe.advance(15)
         assert not probe.running
@@ -183,7 +183,7 @@ async def test_an_ask_that_an_entity_forgets_to_await_warns_with_its_line(
 
     @bus.entity
     class Forgetful(Entity):
-        state: Terms  # the store is asked for it, so an outcome takes longer
+        state: Terms  # the store decides it, so an outcome takes longer
 
         @handler
         async def remind(self, later: bool) -> None:

@@ -15,7 +15,7 @@ from shardbus.testing import TestCluster
 from shardbus.testing.virtual_time import Pending
 
 CALLS: list[tuple[str, str, str, datetime]] = []
-"""Entity, what was called, the delivery, and when."""
+"""Entity, the callback, the delivery, and when."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ def application(shards: int = 8) -> ShardBus:
 
         @handler
         def names(self) -> list[str]:
-            return [one.name for one in self.context.reminders()]
+            return [each.name for each in self.context.reminders()]
 
         @handler
         def ring(self, name: str) -> None:
@@ -127,14 +127,14 @@ async def test_an_entity_that_is_not_in_memory_is_woken_on_another_node() -> Non
     async with TestCluster(application(), nodes=2, seed=3) as cluster:
         client = cluster.client()
         ids = [f"e-{n}" for n in range(20)]
-        for one in ids:
-            await client.call("timer", one, "set", "due", 60)
-            await client.call("stored", one, "set", 60, True)
+        for entity_id in ids:
+            await client.call("timer", entity_id, "set", "due", 60)
+            await client.call("stored", entity_id, "set", 60, True)
         await cluster.kill(cluster.nodes[1])
         await cluster.advance(90)
-        for one in ids:
-            assert sorted(calls(one)) == ["due", "ring"]
-            assert await client.call("stored", one, "seen") == [1, 0]
+        for entity_id in ids:
+            assert sorted(calls(entity_id)) == ["due", "ring"]
+            assert await client.call("stored", entity_id, "seen") == [1, 0]
 
 
 async def test_they_outlive_the_whole_cluster() -> None:
@@ -234,9 +234,9 @@ async def test_reminders_follow_a_change_of_the_number_of_shards(shards: int) ->
     ids = [f"e-{n}" for n in range(20)]
     async with TestCluster(application(), nodes=1, seed=3) as cluster:
         client = cluster.client()
-        for one in ids:
-            await client.call("timer", one, "set", "due", 40)
-            await client.call("stored", one, "set", 40, True)
+        for entity_id in ids:
+            await client.call("timer", entity_id, "set", "due", 40)
+            await client.call("stored", entity_id, "set", 40, True)
         for node in list(cluster.nodes):
             await cluster.leave(node)
         former = cluster.world.store.data
@@ -250,7 +250,7 @@ async def test_reminders_follow_a_change_of_the_number_of_shards(shards: int) ->
         for index in data.reminders.values():
             assert all(row[0] == shard_of(key, shards) for key, row in index.records.items())
         await cluster.advance(50)
-        for one in ids:
-            assert calls(one) == ["due", "ring"] or calls(one) == ["ring", "due"]
+        for entity_id in ids:
+            assert calls(entity_id) == ["due", "ring"] or calls(entity_id) == ["ring", "due"]
         for name, index in data.reminders.items():
             assert not index.records, name

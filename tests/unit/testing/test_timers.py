@@ -1,4 +1,4 @@
-"""The table "What survives what" of the page "Timers", cell by cell, on a node in virtual time."""
+"""The table "Lifetimes" of the page "Timers", cell by cell, on a node in virtual time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "timers.md"
 DELAY_S = 12.0
 bus = ShardBus("shop")
 fired: list[tuple[str, str]] = []
-"""What has acted: the way by which it was begun, and the outcome."""
+"""The actions: the way by which it was begun, and the outcome."""
 
 
 @dataclass
@@ -105,8 +105,8 @@ TABLE: dict[tuple[str, type[Clockwork]], tuple[str, str, str, str]] = {
     ("reminder", Plain): (ACTS, ACTS, ACTS, ACTS),
     ("state", Remembered): (ACTS, ACTS, ACTS, ACTS),
 }
-"""What happens by itself, without a further message, if the entity is idle, a handler of it fails,
-its shard moves, or its node is killed."""
+"""The events by themselves, without a further message, if the entity is idle, a handler of it
+fails, its shard moves, or its node is killed."""
 EVENTS = ("idle", "fails", "moves", "killed")
 
 
@@ -139,6 +139,6 @@ async def test_what_survives_what(way: str, kind: type[Clockwork], event: str) -
 
 
 def test_the_page_has_a_row_for_each_way() -> None:
-    table = PAGE.read_text(encoding="utf-8").partition("## What survives what")[2]
+    table = PAGE.read_text(encoding="utf-8").partition("## Lifetimes")[2]
     rows = re.findall(r"^\| (?!\||---)(.+?) \|", table.partition("\n## ")[0], re.MULTILINE)
     assert len(rows) == len(TABLE)

@@ -1,4 +1,4 @@
-"""Virtual time in a test's own loop: when the test continues, and what it does not touch."""
+"""Virtual time in a test's own loop: when the test continues, and the things outside it."""
 
 from __future__ import annotations
 
@@ -141,8 +141,8 @@ async def test_another_virtual_loop_waits_too(time: VirtualTime, timeline: Timel
         await time.wait(time.begin(asyncio.sleep(2)))
         return timeline.now
 
-    found = await Pending(time, time.begin(wait(), other))
-    assert found == pytest.approx(2, abs=0.001)
+    waiting = await Pending(time, time.begin(wait(), other))
+    assert waiting == pytest.approx(2, abs=0.001)
 
 
 async def test_what_waits_at_the_end_fails(time: VirtualTime, timeline: Timeline) -> None:

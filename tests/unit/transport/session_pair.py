@@ -1,5 +1,5 @@
 """Two sessions that are each other's peer, over a wire that tests can break; and a receiver that
-writes down what it is given."""
+writes down its messages."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ class Side:
 
     @property
     def batches(self) -> list[list[Run]]:
-        """What was handed on, batch by batch."""
+        """The messages handed on, batch by batch."""
         return [decode_batch(body) for kind, _, _, body in self.frames if kind == FrameType.DATA]
 
     def carry(self) -> bool:
-        """Bring what was sent to the peer; whether there was something."""
+        """Bring sent frames to the peer; True if there were any."""
         assert self.peer is not None
         moved = bool(self.pipe)
         while self.pipe:

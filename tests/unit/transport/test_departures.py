@@ -1,4 +1,4 @@
-"""Goodbyes are told on, ahead of what follows, once; what was under way is counted."""
+"""Goodbyes are passed on, ahead of later messages, once; messages under way are counted."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class World:
         self.departures = DepartureNotices(endpoint)
 
     def said(self, at: int = 0) -> list[NodeId]:
-        """Whose goodbye was told on a link, by now."""
+        """The processes whose goodbye a link has passed on, by now."""
         return named(list(self.sides[at].session.unacknowledged()))
 
 
 def named(runs: list[Run]) -> list[NodeId]:
-    found = [decode_control(run) for run in runs if isinstance(run, Control)]
-    return [one.node for one in found if isinstance(one, Goodbye)]
+    controls = [decode_control(run) for run in runs if isinstance(run, Control)]
+    return [control.node for control in controls if isinstance(control, Goodbye)]
 
 
 async def test_a_notice_goes_to_every_peer_but_the_departed() -> None:
@@ -81,7 +81,7 @@ async def test_a_new_session_begins_with_the_recent_notices() -> None:
 
 
 async def test_no_message_that_is_sent_behind_it_comes_before_it() -> None:
-    """Not even where one large batch holds another up, and what follows may pass both."""
+    """Not even where one large batch holds another up, and later ones may pass both."""
     a, b = pair()
     world = World()
     world.departures.announce(LEFT)

@@ -39,23 +39,23 @@ class Host:
         return here
 
     async def reports(self, side: Side) -> list[Refusals]:
-        """What the other end of a link has received."""
+        """The messages that the other end of a link has received."""
         await quiet(*self.sides)
         assert side.peer is not None
         rows = side.peer.taker.got
         heard = [decode_control(Control(str(row[1]), "", bytes(row[2]))) for row in rows]  # type: ignore[call-overload]
         rows.clear()
-        return [one for one in heard if isinstance(one, Refusals)]
+        return [message for message in heard if isinstance(message, Refusals)]
 
     async def told(self, side: Side) -> list[tuple[Any, ...]]:
         """The counts in it."""
-        return [row for one in await self.reports(side) for row in one.counts]
+        return [row for report in await self.reports(side) for row in report.counts]
 
 
 async def test_each_session_gets_reports_of_its_own_tells_by_type_and_reason() -> None:
     host = Host()
-    one, other, third = host.link(), host.link(), host.link()
-    marks = [host.drops.mark(side.session) for side in (one, other, third)]
+    first, other, third = host.link(), host.link(), host.link()
+    marks = [host.drops.mark(side.session) for side in (first, other, third)]
     assert len(set(marks)) == 3
     assert max(marks) < Origin.UNREPORTED
     for _ in range(500):
@@ -64,7 +64,7 @@ async def test_each_session_gets_reports_of_its_own_tells_by_type_and_reason() -
     host.drops.drop(marks[0], "a", "schema", 3)
     host.drops.drop(marks[1], "a", "schema", 4)
     host.drops.report(0)
-    assert await host.told(one) == [
+    assert await host.told(first) == [
         ("a", "mailbox_full", 500),
         ("b", "mailbox_full", 2),
         ("a", "schema", 3),
@@ -81,8 +81,8 @@ async def test_the_first_drop_is_reported_at_once_and_then_one_report_a_second()
         host.drops.drop(mark, "a", "schema", 1)
         host.drops.report(tick)
         heard.append(await host.told(side))
-    told = [tick for tick, rows in enumerate(heard) if rows]
-    assert told == [0, EVERY_TICKS, 2 * EVERY_TICKS]
+    ticks = [tick for tick, rows in enumerate(heard) if rows]
+    assert ticks == [0, EVERY_TICKS, 2 * EVERY_TICKS]
     assert sum(count for rows in heard for _, _, count in rows) == 2 * EVERY_TICKS + 1
     host.drops.report(3 * EVERY_TICKS - 1, last=True)
     assert await host.told(side) == [("a", "schema", EVERY_TICKS - 1)]
@@ -104,18 +104,18 @@ async def test_a_peer_that_wants_no_reports_or_is_gone_gets_none() -> None:
 
 
 def test_only_drops_with_a_mark_are_reported_and_all_are_counted() -> None:
-    counts, told = EntityCounts(), list[tuple[int, str, int]]()
-    counts.report_drop = lambda *row: told.append(row)
+    counts, reports = EntityCounts(), list[tuple[int, str, int]]()
+    counts.report_drop = lambda *row: reports.append(row)
     for via in (17, 0, -1, Origin.UNREPORTED, Origin.UNREPORTED - 1):
         counts.drop("schema", via=via)
     counts.drop("schema", 5)
     assert counts.dropped == {"schema": 10}
-    assert told == [(Origin.UNREPORTED - 1, "schema", 1)]
+    assert reports == [(Origin.UNREPORTED - 1, "schema", 1)]
 
 
 async def test_the_mark_goes_with_a_message_that_is_passed_on() -> None:
-    """What had to wait here has it again when it comes by the loopback; and what is on a link says
-    for whom it is."""
+    """A message that had to wait here has it again when it comes by the loopback; and a message on
+    a link names its receiver."""
     remote, got = Side("a"), list[Relayed]()
 
     class Taker:
@@ -139,7 +139,7 @@ async def test_the_mark_goes_with_a_message_that_is_passed_on() -> None:
 
 async def test_a_report_of_a_forwarded_tell_reaches_its_sender() -> None:
     """A client sends to `first`, which forwards to `second`; that drops one of two tells."""
-    first, second, own = Host(), Host(), RefusedTells()
+    first, second, refused = Host(), Host(), RefusedTells()
     client, link = first.link(), second.link()
     via = first.drops.mark(client.session)
     mark = second.drops.mark_forwarded(link.session, via)
@@ -150,20 +150,20 @@ async def test_a_report_of_a_forwarded_tell_reaches_its_sender() -> None:
     second.drops.report(0)
     [report] = await second.reports(link)
     assert report == Refusals((("a", "dropped_in_move", 3),), (("a", "dropped_in_move", 2, via),))
-    own.record("second", report, first.drops.relay)
-    assert own.counts == {("a", "dropped_in_move"): 1}
+    refused.record("second", report, first.drops.relay)
+    assert refused.counts == {("a", "dropped_in_move"): 1}
     first.drops.report(0)
     assert await first.told(client) == [("a", "dropped_in_move", 2)]
 
 
 async def test_the_forwarding_node_counts_drops_of_tells_whose_sender_is_gone() -> None:
-    host, own = Host(), RefusedTells()
+    host, refused = Host(), RefusedTells()
     gone = host.link()
     via = host.drops.mark(gone.session)
     gone.session.close(NodeLost("x"))
     report = Refusals((("a", "schema", 3),), (("a", "schema", 2, via), ("a", "schema", 1, -99)))
-    own.record("n2", report, host.drops.relay)
-    assert own.counts == {("a", "schema"): 3}
+    refused.record("n2", report, host.drops.relay)
+    assert refused.counts == {("a", "schema"): 3}
 
 
 async def test_senders_behind_a_session_are_bounded_and_end_with_it() -> None:
@@ -254,9 +254,9 @@ async def test_types_that_a_sender_invents_are_counted_in_bulk() -> None:
     for number in range(3 * KEYS_MAX):
         host.drops.drop(mark, f"type-{number}", "unknown_type", 1)
     host.drops.report(0)
-    told = await host.told(link)
-    assert len(told) == KEYS_MAX + 1
-    assert sum(row[2] for row in told) == 3 * KEYS_MAX
+    reports = await host.told(link)
+    assert len(reports) == KEYS_MAX + 1
+    assert sum(row[2] for row in reports) == 3 * KEYS_MAX
 
 
 def test_reports_make_no_labels_out_of_foreign_text() -> None:

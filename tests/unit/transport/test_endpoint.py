@@ -403,7 +403,7 @@ async def test_a_second_name_of_a_node_does_not_end_its_session(named: Pair) -> 
 
 
 async def test_two_names_dialled_at_once_make_one_session(named: Pair) -> None:
-    first, second = (named.client.session_to(one, probe=True) for one in (ALIAS, SERVICE))
+    first, second = (named.client.session_to(address, probe=True) for address in (ALIAS, SERVICE))
     await named.world.quiet()
     assert (first.link.open, second.link.open) == (True, False)
     assert named.client.session_to(SERVICE) is first
@@ -427,8 +427,10 @@ async def test_a_name_that_answers_late_takes_nothing_from_the_session_by_addres
 
 
 async def test_answers_to_earlier_questions_do_not_end_a_session(named: Pair) -> None:
-    """A node that comes late gets all at once what was sent to it meanwhile."""
-    first, second = (named.client.session_to(one, probe=True) for one in (ALIAS, OTHER.address))
+    """A node that comes late gets all at once the messages of the meantime."""
+    first, second = (
+        named.client.session_to(address, probe=True) for address in (ALIAS, OTHER.address)
+    )
     early, _ = named.world.links
     held = list(early.out)
     early.out.clear()

@@ -1,4 +1,4 @@
-"""What a process learns of its surroundings."""
+"""A process's view of its surroundings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The receiver's half of holds: what waits, what passes, and what is handed out when."""
+"""The receiver's half of holds: waiting messages, passing messages, and the time of their
+hand-out."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ def test_messages_for_a_full_entity_wait_and_others_pass_in_order() -> None:
     assert rows(full.withhold(tells("abacb"), 0)) == [("b", 1), ("c", 3), ("b", 4)]
     assert full.withhold(tells("aa", 5), 0) is None
     full.check()
-    given = [row for run in full.released(A, 0) for row in rows(run)]
-    assert given == [("a", 0), ("a", 2), ("a", 5), ("a", 6)]
+    handed_out = [row for run in full.released(A, 0) for row in rows(run)]
+    assert handed_out == [("a", 0), ("a", 2), ("a", 5), ("a", 6)]
     assert A not in full
     assert full.weight == 0
 
@@ -57,12 +58,12 @@ def test_a_rest_is_handed_out_until_the_entity_is_full_again() -> None:
     full.add(A)
     for number in range(3):
         full.withhold(TellRun("line", f"method-{number}", ["a"], [bytes([number])]), 0)
-    given = []
+    handed_out = []
     for run in full.released(A, 0):
-        given.append(run.method)
-        if len(given) == 2:
+        handed_out.append(run.method)
+        if len(handed_out) == 2:
             assert not full.add(A), "it is listed still"
-    assert given == ["method-0", "method-1"]
+    assert handed_out == ["method-0", "method-1"]
     assert A in full
     full.check()
     assert [run.method for run in full.released(A, 0)] == ["method-2"]
@@ -74,8 +75,8 @@ def test_every_rest_is_handed_out_before_a_flush_and_the_entities_stay_full() ->
     full.add(A)
     full.add(B)
     full.withhold(tells("abab"), 0)
-    given = [row for run in full.all_rests(0) for row in rows(run)]
-    assert sorted(given) == [("a", 0), ("a", 2), ("b", 1), ("b", 3)]
+    handed_out = [row for run in full.all_rests(0) for row in rows(run)]
+    assert sorted(handed_out) == [("a", 0), ("a", 2), ("b", 1), ("b", 3)]
     assert full.weight == 0
     full.check()
     assert full.withhold(tells("a"), 0) is None

@@ -236,18 +236,18 @@ async def test_a_lost_session_returns_queued_messages_as_the_newest_and_wakes_se
     await full(a, b)
     a.session.link.suspend()
     a.session.outbox.tell(ADD, "b", b"1")
-    asked = asyncio.get_running_loop().create_future()
+    answer = asyncio.get_running_loop().create_future()
     a.session.outbox.tell(ADD, "a", b"2")
-    a.session.outbox.ask(ADD, "a", b"3", 1000, asked, decode_value)
+    a.session.outbox.ask(ADD, "a", b"3", 1000, answer, decode_value)
     room = asyncio.ensure_future(wait(a.session.outbox.until_room))
     drained = a.session.drained()
     await turns()
     unsent = a.session.close(NodeLost("gone"))
-    assert [(one.entity_id, one.payload) for one in unsent] == [
+    assert [(message.entity_id, message.payload) for message in unsent] == [
         ("b", b"1"), ("a", b"2"), ("a", b"3")
     ]  # fmt: skip
-    assert [one.waiting is not None for one in unsent] == [False, False, True]
-    assert not asked.done()
+    assert [message.waiting is not None for message in unsent] == [False, False, True]
+    assert not answer.done()
     await asyncio.wait_for(asyncio.gather(room, drained), 10)
 
 
@@ -295,9 +295,9 @@ async def test_who_does_not_await_is_refused_over_half_of_the_send_buffer() -> N
     held = a.session.outbox.held
     assert held is not None
     assert LIMIT // 2 < held.weight <= LIMIT // 2 + 2 * size
-    asked = asyncio.get_running_loop().create_future()
-    a.session.outbox.ask(ADD, "a", b"", 1000, asked, decode_value)
-    assert isinstance(asked.exception(), BufferFull)
+    answer = asyncio.get_running_loop().create_future()
+    a.session.outbox.ask(ADD, "a", b"", 1000, answer, decode_value)
+    assert isinstance(answer.exception(), BufferFull)
     with pytest.raises(BufferFull):
         a.session.outbox.admit(ADD, "a")
     a.session.outbox.traced(
@@ -388,7 +388,8 @@ class Mailboxes(Taker):
         self.longest = self.largest_run = self.early = 0
         self.holding: set[str] = set()
         self.expected: list[tuple[str, int]] = []
-        """What must have arrived when a Flush does: of an entity, how many messages."""
+        """The messages that must have arrived when a Flush does: of an entity, how many
+        messages."""
 
     def on_tells(self, session: Session, run: TellRun) -> None:
         self._take(session, run)
@@ -468,7 +469,7 @@ class Model:
                     side.pipe.clear()
                 a.session.opened(b.session.link.window.received)
                 b.session.opened(a.session.link.window.received)
-            case 7 if self.dice.random() < 0.2:  # what is on its way is sent again
+            case 7 if self.dice.random() < 0.2:  # frames on their way are sent again
                 b.session.link.send_numbers(FrameType.NAK)
                 b.carry()
             case 4 if self.dice.random() < 0.2:
@@ -551,7 +552,9 @@ async def test_what_has_not_left_is_taken_back_and_a_flush_stays_behind_it() -> 
     assert a.session.outbox.held
     await quiet(a, b)
     names = [row[1] for row in b.taker.got]
-    assert [f"other-{n}" for n in range(400)] == [one for one in names if one.startswith("other")]
+    assert [f"other-{n}" for n in range(400)] == [
+        name for name in names if name.startswith("other")
+    ]
     assert a.session.outbox.held is not None
     behind = sum(len(run.ids) for run in a.session.outbox.held.runs)
     assert 90 <= behind <= 99, "what came after the Flush, without the rest of its batch"

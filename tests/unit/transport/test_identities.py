@@ -1,4 +1,4 @@
-"""Whose key is whose: the file of identities, and what a HELLO may name."""
+"""Whose key is whose: the file of identities, and the names that a HELLO may have."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ HERE = NodeId("10.0.0.1", 7355, UID)
 NODE = Identity("n1", b"n" * 40, Role.NODE, ("10.0.0.1:7355",))
 USER = Identity("api", b"c" * 40, Role.CLIENT, ("10.0.3.0/24",), frozenset({"order"}))
 FREE = Identity("free", b"f" * 40, Role.CLIENT)
-DIRECTORY = {one.name: one for one in (NODE, USER, FREE)}
+DIRECTORY = {entry.name: entry for entry in (NODE, USER, FREE)}
 
 
 def hello(node: NodeId | None, name: str = "") -> Hello:
-    own = name or (str(node) if node else client_name(UID))
-    return replace_secret(Hello("shop", own, node, 1))
+    user_name = name or (str(node) if node else client_name(UID))
+    return replace_secret(Hello("shop", user_name, node, 1))
 
 
 def replace_secret(plain: Hello) -> Hello:
@@ -41,7 +41,7 @@ def replace_secret(plain: Hello) -> Hello:
 
 
 @pytest.mark.parametrize(
-    ("user", "node", "found"),
+    ("user", "node", "expected"),
     [
         ("n1", HERE, Permissions(Role.NEWCOMER)),
         ("n1", None, Permissions(Role.CLIENT)),
@@ -58,14 +58,14 @@ def replace_secret(plain: Hello) -> Hello:
     ],
 )
 def test_the_identity_of_a_connection_decides(
-    user: str | None, node: NodeId | None, found: Permissions | str
+    user: str | None, node: NodeId | None, expected: Permissions | str
 ) -> None:
     got = authorize_by(DIRECTORY, hello(node), user)
-    if isinstance(found, str):
+    if isinstance(expected, str):
         assert isinstance(got, str)
-        assert found in got
+        assert expected in got
     else:
-        assert got == found
+        assert got == expected
 
 
 def test_a_client_uses_only_its_types() -> None:
@@ -104,7 +104,7 @@ role = "client"
 def test_a_file_of_identities(tmp_path: Path) -> None:
     path = tmp_path / "allowed.toml"
     path.write_text(GOOD)
-    assert read_allowed(path) == {one.key: one for one in DIRECTORY.values()}
+    assert read_allowed(path) == {identity.key: identity for identity in DIRECTORY.values()}
     path.write_text("")
     assert read_allowed(path) == {}
 
@@ -141,10 +141,10 @@ def test_the_file_of_a_key(tmp_path: Path) -> None:
     server = derive(bytes(32)).server.public.decode()
     path = tmp_path / "own.key"
     write_private(path, f"# own\nkey {'ab' * 32}\nserver {server}\n")
-    own = read_key(path)
-    assert own.secret == bytes([0xAB]) * 32
-    assert own.servers == (server.encode(),)
-    assert "ab" * 32 not in repr(own)
+    key = read_key(path)
+    assert key.secret == bytes([0xAB]) * 32
+    assert key.servers == (server.encode(),)
+    assert "ab" * 32 not in repr(key)
     ring = Keyring("", path)
     assert ring.newest.server.public == server.encode()
     assert ring.newest.server.secret == b""

@@ -1,4 +1,5 @@
-"""A receiver without room: what comes is held and not acknowledged, but for what never waits."""
+"""A receiver without room: arriving messages are held and not acknowledged, except those that never
+wait."""
 
 from __future__ import annotations
 

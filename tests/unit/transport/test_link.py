@@ -1,4 +1,4 @@
-"""The steps of a link, one by one and in any order; what each state lets through."""
+"""The steps of a link, one by one and in any order; the frames that each state lets through."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ async def test_a_numeric_host_is_never_looked_up(
 ) -> None:
     for host in ("10.0.0.1", "::1"):
         async with asyncio.timeout(HANGS_S):
-            found = await resolver.resolve(host, 10 * HANGS_S)
-        assert (found.addresses, found.sure) == ((host,), True)
+            addresses = await resolver.resolve(host, 10 * HANGS_S)
+        assert (addresses.addresses, addresses.sure) == ((host,), True)
         resolver.watch(host, lambda: pytest.fail("reported")).renew(new_process=True)
     assert server.asked == []
 
@@ -98,8 +98,8 @@ async def test_a_probe_gets_what_was_known_if_the_name_server_does_not_answer(
     monkeypatch.setattr("shardbus.transport.name_lookups.OVERDUE_S", 1e9)
     del server.answers["n1"]
     async with asyncio.timeout(HANGS_S):
-        found = await resolver.resolve("n1", 0.01)
-        assert (found.addresses, found.sure) == (("10.0.0.1",), True)
+        addresses = await resolver.resolve("n1", 0.01)
+        assert (addresses.addresses, addresses.sure) == (("10.0.0.1",), True)
         assert (await resolver.resolve("n2", 0.01)).addresses == ()
 
 
@@ -108,8 +108,8 @@ async def test_a_name_server_that_never_answers_holds_a_bounded_number_of_thread
 ) -> None:
     before = threading.active_count()
     waits = [resolver.resolve(f"n{n % 40}", 0.05) for n in range(200)]
-    found = await asyncio.gather(*waits)
-    assert {one.addresses for one in found} == {()}
+    lookups = await asyncio.gather(*waits)
+    assert {lookup.addresses for lookup in lookups} == {()}
     await until(lambda: len(server.asked) >= LOOKUPS_MAX, "as many threads as there may be")
     assert threading.active_count() - before <= LOOKUPS_MAX
     assert len(server.asked) == LOOKUPS_MAX
@@ -126,8 +126,8 @@ async def test_any_exception_frees_the_name(server: NameServer) -> None:
 
     resolver = NameResolver(broken)
     resolver.open(asyncio.get_running_loop())
-    found = await resolver.resolve("n1", 10.0)
-    assert found.reason == "label too long"
+    addresses = await resolver.resolve("n1", 10.0)
+    assert addresses.reason == "label too long"
     resolver.close()
 
 

@@ -1,4 +1,5 @@
-"""Who may send what: the tables, the proof of a name, and what incoming sessions make of both."""
+"""Senders and their permitted messages: the tables, the proof of a name, and their use by incoming
+sessions."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ TICK_S = CoarseClock.TICK_MS / 1000
 
 
 @pytest.mark.parametrize(
-    ("name", "node", "secret", "wanted"),
+    ("name", "node", "secret", "expected"),
     [
         (str(PEER), PEER, SECRET, NEWCOMER),
         (str(PEER), PEER, OTHER, "is not proved"),
@@ -83,14 +84,14 @@ TICK_S = CoarseClock.TICK_MS / 1000
     ],
 )
 def test_a_name_is_that_of_a_uid_which_the_secret_proves(
-    name: str, node: NodeId | None, secret: bytes, wanted: object
+    name: str, node: NodeId | None, secret: bytes, expected: object
 ) -> None:
-    found = authorize(Hello("shop", name, node, 1, secret=secret), None)
-    if isinstance(wanted, str):
-        assert isinstance(found, str)
-        assert wanted in found
+    permissions = authorize(Hello("shop", name, node, 1, secret=secret), None)
+    if isinstance(expected, str):
+        assert isinstance(permissions, str)
+        assert expected in permissions
     else:
-        assert found == wanted
+        assert permissions == expected
 
 
 def test_a_host_that_is_none_is_refused() -> None:
@@ -188,7 +189,9 @@ class Door:
             network=self.world.network(),
             node=ME,
             events=EndpointEvents(
-                membership=lambda sender, body, asked: self.membership.append((sender, body, asked))
+                membership=lambda sender, body, request_id: self.membership.append(
+                    (sender, body, request_id)
+                )
             ),
         )
         self.node.start(ME.host, ME.port)

@@ -42,8 +42,8 @@ def test_messages_leave_in_the_order_in_which_they_came(runs: list[object], data
         new = list(range(number, number + count))
         number += count
         if kind == "a":
-            for one in new:
-                queue.put(ask(one), 0)
+            for message in new:
+                queue.put(ask(message), 0)
         else:
             trace = "00-x" if kind == "x" else ""
             queue.put(tells(*new, method=kind, size=size, trace=trace), 0)

@@ -1,4 +1,4 @@
-"""The file of a cluster's secret: who may read it, what stands in it, and what no error repeats."""
+"""The file of a cluster's secret: its readers, its content, and texts that no error repeats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bound on what a link keeps for senders that do not wait; who waits does not meet it."""
+"""The bound on a link's buffer for senders that do not wait; who waits does not meet it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts of sent messages, and the sample of asks: what is drawn, and from when it is timed."""
+"""Counts of sent messages, and the sample of asks: the drawn ones, and the start of their time."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def ask(
 
 
 def break_connection(a: Side, b: Side) -> None:
-    """What was under way is lost; both sides greet anew."""
+    """Frames under way are lost; both sides greet anew."""
     a.pipe.clear()
     b.pipe.clear()
     received = a.session.link.window.received, b.session.link.window.received
@@ -67,10 +67,10 @@ def break_connection(a: Side, b: Side) -> None:
 async def test_tells_arrive_and_asks_are_answered() -> None:
     a, b = pair()
     a.session.outbox.tell(ADD, "x", b"p")
-    one, two = ask(a.session, b"\x01"), ask(a.session, b"\x02")
+    first, two = ask(a.session, b"\x01"), ask(a.session, b"\x02")
     await quiet(a, b)
     assert b.taker.got == [("tell", "x", b"p"), ("ask", "x", b"\x01"), ("ask", "x", b"\x02")]
-    assert (one.result(), two.result()) == (1, 2)
+    assert (first.result(), two.result()) == (1, 2)
 
 
 async def test_an_answer_leaves_with_the_batch_that_asked_and_carries_its_acknowledgement() -> None:
@@ -264,7 +264,7 @@ async def test_unsent_batches_leave_when_the_session_is_resumed() -> None:
     assert [row[1] for row in b.taker.got] == ["x"]
 
 
-# What arrives
+# Arriving messages
 
 
 async def test_a_body_that_does_not_fit_blocks_nothing() -> None:
@@ -599,8 +599,8 @@ async def test_asks_of_one_chain_are_one_run_and_no_other_asks_are_in_it() -> No
     s.outbox.ask(SUB, "11", b"", 200, future(), decode_value, other)
     s.outbox.flush()
     [runs, [last]] = side.batches
-    asked = [run for run in runs if isinstance(run, AskRun)]
-    assert [(run.method, run.timeout_ms, run.ids, run.chain) for run in asked] == [
+    ask_runs = [run for run in runs if isinstance(run, AskRun)]
+    assert [(run.method, run.timeout_ms, run.ids, run.chain) for run in ask_runs] == [
         ("add", 100, ["1"], ()),
         ("add", 100, ["2", "3"], mine),
         ("sub", 100, ["4"], mine),
@@ -610,7 +610,7 @@ async def test_asks_of_one_chain_are_one_run_and_no_other_asks_are_in_it() -> No
         ("sub", 200, ["8"], other),
         ("sub", 200, ["10"], other),
     ]
-    assert [corr for run in asked for corr in run.corrs] == [*range(1, 10)]
+    assert [corr for run in ask_runs for corr in run.corrs] == [*range(1, 10)]
     assert last == AskRun("counter", "sub", 200, ["11"], [b""], [10], other)
 
 
@@ -620,8 +620,8 @@ async def test_the_next_batch_begins_anew() -> None:
         side.session.outbox.tell(ADD, "x", b"1")
         side.session.outbox.reply(7, b"")
         side.session.outbox.flush()
-    one = [TellRun("counter", "add", ["x"], [b"1"]), ReplyRun([7], [b""])]
-    assert side.batches == [one, one]
+    runs = [TellRun("counter", "add", ["x"], [b"1"]), ReplyRun([7], [b""])]
+    assert side.batches == [runs, runs]
 
 
 async def test_replies_and_failures_reach_the_caller() -> None:
@@ -679,13 +679,13 @@ async def test_many_asks_and_answers_travel_in_several_batches() -> None:
     assert [len(run.corrs) for [run] in side.batches if isinstance(run, ReplyRun)] == [121, 121, 14]
 
 
-@pytest.mark.parametrize("asked", [False, True])
-async def test_a_message_that_is_too_large_leaves_the_rest(asked: bool) -> None:
+@pytest.mark.parametrize("by_ask", [False, True])
+async def test_a_message_that_is_too_large_leaves_the_rest(by_ask: bool) -> None:
     a, b = pair()
     waits = future()
 
     def send(entity_id: str, payload: bytes) -> None:
-        if asked:
+        if by_ask:
             a.session.outbox.ask(ADD, entity_id, payload, 1000, waits, decode_value)
         else:
             a.session.outbox.tell(ADD, entity_id, payload)

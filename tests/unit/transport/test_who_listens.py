@@ -1,4 +1,4 @@
-"""What listens at an address: told by a few bytes of what it answers."""
+"""The kind of listener at an address, by a few bytes of its answer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_no_process() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "found"),
+    ("answer", "kind"),
     [
         (lambda got: BAD_REQUEST, HTTP),
         (lambda got: BAD_REQUEST if b"\n" in got else b"", HTTP),
@@ -60,15 +60,13 @@ async def test_no_process() -> None:
     ],
     ids=["HTTP at once", "HTTP at a line", "silence", "SSH", "TLS"],
 )
-async def test_a_process_that_speaks_no_zeromq(
-    answer: Callable[[bytes], bytes], found: str
-) -> None:
+async def test_a_process_that_speaks_no_zeromq(answer: Callable[[bytes], bytes], kind: str) -> None:
     async with server(answer) as port:
-        assert await who_listens(HERE, port, ROUTER) == found
+        assert await who_listens(HERE, port, ROUTER) == kind
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected", "found"),
+    ("kind", "expected", "report"),
     [
         (zmq.ROUTER, ROUTER, ""),
         (zmq.XPUB, XPUB, ""),
@@ -77,12 +75,12 @@ async def test_a_process_that_speaks_no_zeromq(
         (zmq.REP, ROUTER, "another ZeroMQ socket answers there, not a node's port of messages"),
     ],
 )
-async def test_the_kind_of_a_zeromq_socket(kind: int, expected: str, found: str) -> None:
+async def test_the_kind_of_a_zeromq_socket(kind: int, expected: str, report: str) -> None:
     with zmq.Context() as context, context.socket(kind) as there:
         there.linger = 0
         there.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
         port = there.bind_to_random_port("tcp://127.0.0.1")
-        assert await who_listens(HERE, port, expected) == found
+        assert await who_listens(HERE, port, expected) == report
 
 
 async def test_a_socket_with_keys() -> None:

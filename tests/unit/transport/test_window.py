@@ -241,7 +241,8 @@ def test_given_up_batches_come_back_if_they_were_never_handed_on(
 
 
 class Peer:
-    """One side: a window, what it took, and a pipe towards the other that its connection owns."""
+    """One side: a window, its taken messages, and a pipe towards the other that its connection
+    owns."""
 
     def __init__(self) -> None:
         self.pipe: deque[tuple[int, int, int, bytes]] = deque()

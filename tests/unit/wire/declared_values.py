@@ -233,8 +233,8 @@ def declared(draw: st.DrawFn) -> Declared:
 @st.composite
 def typed_values(draw: st.DrawFn) -> tuple[Any, Any]:
     """A type and a value of it."""
-    wanted, values = draw(declared())
-    return wanted, draw(values)
+    declared_type, values = draw(declared())
+    return declared_type, draw(values)
 
 
 @dataclass

@@ -1,5 +1,5 @@
-"""Frames and batches: what is written is read back, and nothing but RemoteProtocolError comes of
-what is not ours."""
+"""Frames and batches: written bytes are read back, and foreign bytes raise RemoteProtocolError and
+no other error."""
 
 from __future__ import annotations
 
@@ -98,15 +98,15 @@ def test_another_implementation_of_messagepack_reads_it() -> None:
 
 def test_runs_of_a_build_without_chains_are_read() -> None:
     ask, relayed = AskRun("t", "m", 1, ["a"], [b""], [1]), Relayed("t", "1", "a", "m", b"", 1, 2, 3)
-    asked, sent_on = msgpack.unpackb(encode_batch([ask, relayed]))
+    ask_run, sent_on = msgpack.unpackb(encode_batch([ask, relayed]))
     for old in (sent_on[:-3], sent_on[:-2], sent_on[:-1]):  # without link, without trace
-        for older in (asked[:-2], asked[:-1]):
+        for older in (ask_run[:-2], ask_run[:-1]):
             assert decode_batch(msgpack.packb([older, old])) == [ask, relayed]
 
 
 def test_a_failure_of_a_build_without_rejections_is_read() -> None:
     [failed] = msgpack.unpackb(encode_batch([Fail(1, "Unhandled", "no", "")]))
-    for old in (failed[:-2], failed[:-1]):  # without fields, without what has begun
+    for old in (failed[:-2], failed[:-1]):  # without fields, without the begun one
         assert decode_batch(msgpack.packb([old])) == [Fail(1, "Unhandled", "no", "")]
 
 
@@ -199,7 +199,7 @@ def test_the_other_bodies_are_read_back(decode: Callable[[bytes], Any], body: An
 
 
 class OldHello(msgspec.Struct, array_like=True):
-    """What a build knows whose sessions say neither versions nor features."""
+    """The features of a build whose sessions declare neither versions nor features."""
 
     cluster: str
     name: str
@@ -288,10 +288,10 @@ def test_a_damaged_batch_is_read_or_refused(data: st.DataObject) -> None:
 def test_a_batch_of_too_many_messages_is_refused() -> None:
     """Over all runs together, and over each column by itself."""
     half = TellRun("t", "m", ["a"] * (MESSAGES_MAX // 2), [b""] * (MESSAGES_MAX // 2))
-    one = Fail(1, "NodeLost", "", "")
+    failure = Fail(1, "NodeLost", "", "")
     assert decode_batch(encode_batch([half, half])) == [half, half]
     whole = ["a"] * (MESSAGES_MAX + 1)
-    for runs in ([half, half, one], [TellRun("t", "m", whole, [b""] * len(whole))]):
+    for runs in ([half, half, failure], [TellRun("t", "m", whole, [b""] * len(whole))]):
         with pytest.raises(RemoteProtocolError):
             decode_batch(encode_batch(runs))
 
@@ -329,8 +329,8 @@ def test_many_large_control_messages_in_one_batch_are_refused() -> None:
     huge = Control("ShardHomes", "page", bytes(8 * CONTROL_BYTES_MAX))
     for sound in ([half, half], [huge], [half, huge, half]):
         assert decode_batch(encode_batch(sound)) == sound
-    one = Control("Describe", "page", b"x")
-    for wrong in ([half, huge, half, one], [huge, huge], [half, half, half, one]):
+    control = Control("Describe", "page", b"x")
+    for wrong in ([half, huge, half, control], [huge, huge], [half, half, half, control]):
         with pytest.raises(RemoteProtocolError, match="bytes of control messages"):
             decode_batch(encode_batch(wrong))
 

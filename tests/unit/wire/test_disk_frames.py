@@ -1,4 +1,4 @@
-"""Lines of a replica's log, and frames between disks: what is written is read."""
+"""Lines of a replica's log, and frames between disks: written bytes are read back."""
 
 from __future__ import annotations
 

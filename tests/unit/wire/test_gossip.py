@@ -1,4 +1,4 @@
-"""The codec of membership: round trips, bounds, and what hostile bytes may do. T.U16."""
+"""The codec of membership: round trips, bounds, and the effect of hostile bytes. T.U16."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many objects at once are the same objects as one by one, and what cannot be read is refused."""
+"""Many objects at once are the same objects as one by one, and unreadable bytes are refused."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Renamed(Longer):
 
 
 class Late(Point):
-    """Its `__init__` does not know what it says."""
+    """Its `__init__` does not know its text."""
 
     def __post_init__(self) -> None:
         self.y += 1
@@ -160,10 +160,10 @@ def test_many_are_the_same_as_one_by_one(
     expected = [read_one(p)[0] if argument else read_one(p) for p in payloads]
     read_all = reader_of_many(cls, decoder, argument=argument)
     assert read_all is not None
-    found = read_all(payloads)
-    assert [type(value) for value in found] == [cls] * len(payloads)
-    assert [contents(value) for value in found] == [contents(value) for value in expected]
-    assert len({id(value) for value in found}) == len(payloads)
+    values = read_all(payloads)
+    assert [type(value) for value in values] == [cls] * len(payloads)
+    assert [contents(value) for value in values] == [contents(value) for value in expected]
+    assert len({id(value) for value in values}) == len(payloads)
     assert read_all([]) == []
 
 
@@ -214,8 +214,8 @@ def test_defaults_are_made_for_each() -> None:
 def test_what_is_sent_arrives(readings: list[Reading]) -> None:
     read_all = reader_of_many(Reading, decoder, argument=True)
     assert read_all is not None
-    found = read_all([encode_value((reading,)) for reading in readings])
-    assert [asdict(reading) for reading in found] == [asdict(reading) for reading in readings]
+    values = read_all([encode_value((reading,)) for reading in readings])
+    assert [asdict(reading) for reading in values] == [asdict(reading) for reading in readings]
 
 
 def test_only_dataclasses_are_read_so() -> None:

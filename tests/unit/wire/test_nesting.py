@@ -1,4 +1,4 @@
-"""The bound on nesting is the same for what is sent, for what arrives, and on every Python."""
+"""The bound on nesting is the same for sent values, for arriving values, and on every Python."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ def test_wide_values_are_not_deep() -> None:
 @pytest.mark.parametrize(
     "opening", [b"\x91", b"\x81\xa1k", b"\xdc\x00\x01", b"\xdd\x00\x00\x00\x01"]
 )
-@pytest.mark.parametrize("wanted", [Any, list, dict[str, Any]])
+@pytest.mark.parametrize("declared_type", [Any, list, dict[str, Any]])
 def test_deep_payloads_are_refused_before_they_are_decoded(
-    levels: int, opening: bytes, wanted: Any
+    levels: int, opening: bytes, declared_type: Any
 ) -> None:
     payload = opening * levels + b"\xc0"
     with pytest.raises(SchemaError, match="levels deep"):
         decode_value(payload)
     with pytest.raises(SchemaError, match="levels deep"):
-        decoder(wanted)(payload)
+        decoder(declared_type)(payload)
 
 
 def test_the_bound_counts_what_is_sent_and_not_the_list_of_arguments() -> None:

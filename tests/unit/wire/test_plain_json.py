@@ -1,4 +1,4 @@
-"""Plain values as JSON: nothing is lost, and what is no such value has its path."""
+"""Plain values as JSON: nothing is lost, and the error of another value has its path."""
 
 from __future__ import annotations
 

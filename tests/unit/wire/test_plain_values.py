@@ -86,9 +86,9 @@ def test_everything_else_is_refused_wherever_it_stands(value: Any) -> None:
 
 def test_a_time_arrives_as_the_same_moment_in_utc() -> None:
     when = dt.datetime(2026, 1, 2, tzinfo=dt.timezone(dt.timedelta(hours=2)))
-    found = decode_value(encode_message([when]))
-    assert found == [when]
-    assert found[0].tzinfo == dt.UTC
+    moment = decode_value(encode_message([when]))
+    assert moment == [when]
+    assert moment[0].tzinfo == dt.UTC
 
 
 def test_a_tuple_arrives_as_a_key_only() -> None:

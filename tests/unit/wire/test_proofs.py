@@ -61,7 +61,7 @@ def test_what_depends_on_more_than_classes_has_no_proof() -> None:
         kids: list[Any] = field(default_factory=list)
 
     bounded = Annotated[int, msgspec.Meta(ge=0)]
-    for wanted in (
+    for declared_type in (
         Checked,
         Tree,
         bounded,
@@ -72,16 +72,16 @@ def test_what_depends_on_more_than_classes_has_no_proof() -> None:
         Any,
         object,
     ):
-        assert proof_of(wanted) is None
+        assert proof_of(declared_type) is None
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(declared(), st.data())
-def test_a_proven_value_comes_back_as_it_is(one: tuple[Any, Any], data: st.DataObject) -> None:
-    wanted, values = one
-    proven = proof_of(wanted)
+def test_a_proven_value_comes_back_as_it_is(pair: tuple[Any, Any], data: st.DataObject) -> None:
+    declared_type, values = pair
+    proven = proof_of(declared_type)
     value = data.draw(values | st.integers(0, 1) | st.lists(st.just("a"), max_size=1))
     if proven is not None and proven(value):
-        found = decoder(wanted)(pack_whole(value))
-        assert found == value
-        assert type(found) is type(value)
+        decoded = decoder(declared_type)(pack_whole(value))
+        assert decoded == value
+        assert type(decoded) is type(value)

@@ -42,7 +42,7 @@ class FrozenSolid(Rejection):
 
 @dataclass
 class Shadowing(Rejection):
-    """Has fields with the names of what every rejection has."""
+    """Has fields with the names of every rejection's fields."""
 
     message: str
     type: str  # type: ignore[assignment]
@@ -181,10 +181,10 @@ def test_a_class_that_refuses_its_fields_makes_a_plain_rejection() -> None:
 def test_fields_of_another_version_are_ignored_or_get_their_defaults() -> None:
     payload = encode_value({"left": 3, "colour": "red"})
     assert decode_rejection(f"{HERE}:OutOfStock", "", payload) == OutOfStock(3)
-    one, two = (decode_rejection(f"{HERE}:OutOfStock", "", payload) for _ in range(2))
-    assert isinstance(one, OutOfStock)
+    first, two = (decode_rejection(f"{HERE}:OutOfStock", "", payload) for _ in range(2))
+    assert isinstance(first, OutOfStock)
     assert isinstance(two, OutOfStock)
-    assert one.lines is not two.lines
+    assert first.lines is not two.lines
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Frames between stores and replicas, and turns of a log: what is written is read."""
+"""Frames between stores and replicas, and turns of a log: written bytes are read back."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_requests_come_back():
     numbered = list(enumerate(requests))
     read = decode_call(encode_call(numbered))
     assert read == numbered
-    assert [type(one) for _, one in read] == [type(one) for one in requests]
+    assert [type(frame) for _, frame in read] == [type(frame) for frame in requests]
 
 
 def test_answers_come_back():

@@ -1,5 +1,5 @@
-"""Handlers and messages as the wire sees them: what is declared is what arrives, and what cannot
-travel is refused where it is declared, with its place."""
+"""Handlers and messages as the wire sees them: a value arrives as its declared type, and a type
+that cannot travel is refused at its declaration, with its place."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Order(BaseModel):
 
 
 def call(m: Method, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-    """What a handler gets when it is called so on the other side."""
+    """The arguments of a handler that is called so on the other side."""
     payload = m.encode(args, kwargs)
     return tuple(m.decoders[payload[0]](payload))
 
@@ -147,10 +147,10 @@ def test_the_receiver_says_what_does_not_fit(payload: bytes, text: str) -> None:
     def add(self: object, amount: int, note: str = "") -> None: ...
 
     m = method("add", add)
-    with pytest.raises(Exception) as found:  # noqa: PT011
+    with pytest.raises(Exception) as raised:  # noqa: PT011
         m.decoders[payload[0]](payload)
     with pytest.raises(SchemaError, match=text):
-        raise unreadable("add", m.decoders, payload, found.value)  # type: ignore[arg-type]
+        raise unreadable("add", m.decoders, payload, raised.value)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

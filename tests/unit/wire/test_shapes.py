@@ -1,4 +1,4 @@
-"""Declared types: what is refused when it is declared, and what is refused when it is sent."""
+"""Declared types: refusals at the declaration, and refusals at the sending."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from tests.unit.wire.declared_values import Colour, Item, Level, Line, LongLine,
 ERRORS = (ValueError, KeyError, SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration)
 
 
-def handler_of(wanted: Any) -> Method:
+def handler_of(declared_type: Any) -> Method:
     def give_back(self: object, value: object) -> object: ...
 
-    give_back.__annotations__ = {"value": wanted, "return": wanted}
+    give_back.__annotations__ = {"value": declared_type, "return": declared_type}
     return method("give_back", give_back)
 
 
-def refused(wanted: Any, value: object, why: str) -> None:
+def refused(declared_type: Any, value: object, why: str) -> None:
     """Check that a value is refused as an argument and as an answer."""
-    m = handler_of(wanted)
+    m = handler_of(declared_type)
     for encode in (lambda: m.encode((value,), {}), lambda: m.encode_result(value)):
         with pytest.raises(SchemaError, match=why):
             encode()
 
 
-def taken(wanted: Any, value: object) -> None:
+def taken(declared_type: Any, value: object) -> None:
     """Check that a value arrives as an argument and as an answer."""
-    m = handler_of(wanted)
+    m = handler_of(declared_type)
     payload = m.encode((value,), {})
     assert m.decoders[payload[0]](payload) == (value,)
     assert m.decode_result(m.encode_result(value)) == value
@@ -87,7 +87,7 @@ class Defaulted:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "why"),
+    ("declared_type", "why"),
     [
         (Elsewhere, "does not hold its field n, which is a Row"),
         (Starting, "InitVar"),
@@ -106,9 +106,11 @@ class Defaulted:
         (Callable, "does not travel"),
     ],
 )
-def test_what_cannot_come_back_is_refused_where_it_is_declared(wanted: Any, why: str) -> None:
+def test_what_cannot_come_back_is_refused_where_it_is_declared(
+    declared_type: Any, why: str
+) -> None:
     with pytest.raises(ConfigError, match=why):
-        handler_of(wanted)
+        handler_of(declared_type)
 
 
 class Size(TypedDict):
@@ -129,7 +131,7 @@ class OtherTagged(msgspec.Struct, tag=True):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "value", "why"),
+    ("declared_type", "value", "why"),
     [
         (Line, LongLine(), "is a LongLine, not a Line, so that its own fields would be lost"),
         (Line, {"name": "x"}, "is a dict, not a Line"),
@@ -152,13 +154,13 @@ class OtherTagged(msgspec.Struct, tag=True):
     ],
 )
 def test_a_value_that_would_arrive_as_another_is_refused(
-    wanted: Any, value: object, why: str
+    declared_type: Any, value: object, why: str
 ) -> None:
-    refused(wanted, value, why)
+    refused(declared_type, value, why)
 
 
 @pytest.mark.parametrize(
-    ("wanted", "value"),
+    ("declared_type", "value"),
     [
         (Line | None, None),
         (Tagged | OtherTagged | None, OtherTagged(3)),
@@ -172,8 +174,8 @@ def test_a_value_that_would_arrive_as_another_is_refused(
         (Item, Item(itemName="tea")),
     ],
 )
-def test_a_value_of_the_declared_type_arrives(wanted: Any, value: object) -> None:
-    taken(wanted, value)
+def test_a_value_of_the_declared_type_arrives(declared_type: Any, value: object) -> None:
+    taken(declared_type, value)
 
 
 def test_a_field_without_a_value_is_not_left_out() -> None:
@@ -273,8 +275,8 @@ def test_a_class_is_not_asked_whether_it_is_equal() -> None:
 
     m = handler_of(Odd)
     payload = m.encode((Odd(3),), {})
-    (found,) = m.decoders[payload[0]](payload)
-    assert found.n == 3
+    (value_read,) = m.decoders[payload[0]](payload)
+    assert value_read.n == 3
 
 
 @dataclass
@@ -316,8 +318,8 @@ def test_a_sender_that_knows_a_name_alone_sends_whole_objects() -> None:
 def test_what_nests_and_what_runs_code_is_known_when_it_is_declared() -> None:
     assert not shape_of("it", dict[str, list[Line]]).nests
     assert not shape_of("it", Line | None).runs_code
-    for wanted in (Any, list, dict[str, Any], Tree, list[ModelTree]):
-        assert shape_of("it", wanted).nests
+    for declared_type in (Any, list, dict[str, Any], Tree, list[ModelTree]):
+        assert shape_of("it", declared_type).nests
     assert shape_of("it", dict[str, Item]).runs_code
     assert shape_of("it", int).check is None
     assert shape_of("it", int | str | None).check is None

@@ -26,8 +26,8 @@ def test_what_is_not_stored_has_a_revision_too() -> None:
 
 
 def test_another_state_has_another_revision() -> None:
-    found = {revision_of(None), revision_of(b"\x80"), revision_of(b"\x81"), revision_of(b"")}
-    assert len(found) == 4
+    revisions = {revision_of(None), revision_of(b"\x80"), revision_of(b"\x81"), revision_of(b"")}
+    assert len(revisions) == 4
 
 
 @pytest.mark.parametrize("value", [2**63 - 1, 1.0, -0.0, 1e300, "\u202e\u2028\0é", {"a": [None]}])

@@ -50,10 +50,10 @@ def test_the_first_version_is_the_plain_value() -> None:
 
 @given(st.integers(2, VERSION_MAX), st.dictionaries(st.text(), st.integers(-9, 9)), st.text())
 def test_what_is_written_is_read(version: int, items: dict[str, int], owner: str) -> None:
-    one = codec(version)
-    data = one.write(Cart(items, owner))
+    codec_ = codec(version)
+    data = codec_.write(Cart(items, owner))
     assert split(data) == (version, encode_value(Cart(items, owner)))
-    assert one.read("7", data) == Cart(items, owner)
+    assert codec_.read("7", data) == Cart(items, owner)
 
 
 plain = (
@@ -83,9 +83,9 @@ def test_an_older_value_goes_through_each_migration_in_order() -> None:
     assert latest.read("7", latest.write(Cart({"tea": 6}))) == Cart({"tea": 6})
 
 
-def wrong(one: StateCodec, data: bytes) -> StateUnreadable:
+def wrong(codec_: StateCodec, data: bytes) -> StateUnreadable:
     with pytest.raises(StateUnreadable) as caught:
-        one.read("7", data)
+        codec_.read("7", data)
     error = caught.value
     assert (error.entity_type, error.entity_id, error.definite) == ("cart", "7", True)
     return error
@@ -118,9 +118,9 @@ def test_damaged_bytes_are_unreadable(data: bytes) -> None:
 
 @given(st.binary(max_size=64))
 def test_any_bytes_are_read_or_unreadable(data: bytes) -> None:
-    for one in (codec(), codec(2, from_1=lambda value: value)):
+    for codec_ in (codec(), codec(2, from_1=lambda value: value)):
         with suppress(StateUnreadable):
-            assert isinstance(one.read("7", data), Cart)
+            assert isinstance(codec_.read("7", data), Cart)
 
 
 def test_the_mark_of_a_version_begins_no_value() -> None:

@@ -1,4 +1,5 @@
-"""Pydantic models as bytes: what arrives is what the sender had in memory, or nothing is sent."""
+"""Pydantic models as bytes: the arriving value is the sender's value in memory, or nothing is
+sent."""
 
 from __future__ import annotations
 
@@ -189,10 +190,10 @@ MODELS: list[BaseModel] = [
 @pytest.mark.parametrize("pack", [pack_sent, pack_whole])
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: type(model).__name__)
 def test_a_model_arrives_as_it_was(model: BaseModel, pack: Any) -> None:
-    found = arrived(model, pack)
-    assert found == model
-    assert type(found) is type(model)
-    assert repr(found) == repr(model) or isinstance(model, Strict)  # a set has no order
+    model_read = arrived(model, pack)
+    assert model_read == model
+    assert type(model_read) is type(model)
+    assert repr(model_read) == repr(model) or isinstance(model, Strict)  # a set has no order
 
 
 def refused() -> Iterator[tuple[BaseModel, str]]:
@@ -244,7 +245,7 @@ def test_arguments_keep_which_fields_were_set_and_answers_have_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cls", "plain", "found"),
+    ("cls", "plain", "expected"),
     [
         (Address, {"street_name": "a", "zip_code": "1"}, Address(streetName="a", zipCode="1")),
         (Address, {"streetName": "a", "zipCode": "1"}, Address(streetName="a", zipCode="1")),
@@ -259,8 +260,8 @@ def test_arguments_keep_which_fields_were_set_and_answers_have_all() -> None:
         (Paths, {"a": 3, "home": {"streetName": "x"}}, Paths(x=3, home=Address(streetName="x"))),
     ],
 )
-def test_earlier_builds_and_callers_by_name_are_read(cls: Any, plain: Any, found: Any) -> None:
-    assert decoder(cls)(encode_value(plain)) == found
+def test_earlier_builds_and_callers_by_name_are_read(cls: Any, plain: Any, expected: Any) -> None:
+    assert decoder(cls)(encode_value(plain)) == expected
 
 
 def test_a_model_that_dumps_itself_by_aliases_is_sent_so_for_earlier_builds() -> None:

@@ -1,5 +1,5 @@
-"""The lists of the page "Define entities": which types travel, as what they arrive, and which do
-not. They name every kind of type that the code knows."""
+"""The lists of the page "Define entities": the types that travel, their types on arrival, and the
+types that do not. They name every kind of type that the code knows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from shardbus.wire.values import from_wire, pack_whole
 
 PAGE = pathlib.Path(__file__).resolve().parents[3] / "docs" / "how-to" / "define-entities.md"
 KINDS_WITHOUT_A_ROW = {"Type", "Metadata", "CollectionType", "FrozenDictType"}
-"""Bases, what `Annotated` adds, and a dict that no supported Python has."""
+"""Bases, the additions of `Annotated`, and a dict that no supported Python has."""
 
 
 @dataclass
@@ -143,7 +143,7 @@ TRAVEL: dict[str, tuple[Any, Any, Any]] = {
     "Any": (Any, {"a": [1]}, {"a": [1]}),
     "object": (object, {"a": [1]}, {"a": [1]}),
 }
-"""By the name on the page: an annotation, a value, and what arrives of it."""
+"""By the name on the page: an annotation, a value, and the arriving value."""
 
 STAY: dict[str, Any] = {
     "complex": complex,
@@ -164,7 +164,7 @@ STAY: dict[str, Any] = {
 
 
 def section() -> str:
-    text = PAGE.read_text(encoding="utf-8").partition("## Declare what a message carries\n")[2]
+    text = PAGE.read_text(encoding="utf-8").partition("## Declare the values of a message\n")[2]
     return text.partition("```python")[0]
 
 
@@ -198,8 +198,8 @@ def test_it_is_refused_where_it_is_declared(declared: Any) -> None:
 
 def test_every_kind_of_type_is_named() -> None:
     seen = {kind for declared, _, _ in TRAVEL.values() for kind in kinds(m.type_info(declared))}
-    known = {kind.__name__ for kind in subclasses(m.Type)}
-    assert known - seen - KINDS_WITHOUT_A_ROW == set()
+    names = {kind.__name__ for kind in subclasses(m.Type)}
+    assert names - seen - KINDS_WITHOUT_A_ROW == set()
 
 
 def kinds(info: Any) -> Iterator[str]:

@@ -11,7 +11,7 @@ from shardbus_cli.children.prefixed_output import LINE_BYTES_MAX, PrefixedOutput
 
 
 class Stage:
-    """A prefixed_output, and what comes out of it."""
+    """A prefixed_output, and its output."""
 
     def __init__(self) -> None:
         (self.reading, out), (self.complaints, err) = os.pipe(), os.pipe()
@@ -53,11 +53,11 @@ def stage() -> Iterator[Stage]:
 
 
 def test_lines_of_two_are_not_mixed_however_they_come(stage: Stage) -> None:
-    (one, _), (two, _) = stage.worker(1), stage.worker(2)
-    os.write(one, b"half a ")
+    (first, _), (two, _) = stage.worker(1), stage.worker(2)
+    os.write(first, b"half a ")
     os.write(two, b"whole\n")
     assert stage.line() == b"[2] whole\n"
-    os.write(one, b"line\nand more\n")
+    os.write(first, b"line\nand more\n")
     assert stage.line() == b"[1] half a line\n"
     assert stage.line() == b"[1] and more\n"
 

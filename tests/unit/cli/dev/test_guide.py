@@ -1,4 +1,4 @@
-"""What `shardbus dev` prints."""
+"""The output of `shardbus dev`."""
 
 from __future__ import annotations
 

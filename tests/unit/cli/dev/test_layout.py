@@ -18,9 +18,9 @@ from tests.ports import free_block
 
 
 def test_the_ports_of_nodes_are_ten_apart() -> None:
-    found = places(3, 7355, 8558)
-    assert [node.address for node in found] == [f"127.0.0.1:{port}" for port in (7355, 7365, 7375)]
-    assert [node.url for node in found] == [f"http://127.0.0.1:{p}" for p in (8558, 8568, 8578)]
+    ports = places(3, 7355, 8558)
+    assert [node.address for node in ports] == [f"127.0.0.1:{port}" for port in (7355, 7365, 7375)]
+    assert [node.url for node in ports] == [f"http://127.0.0.1:{p}" for p in (8558, 8568, 8578)]
 
 
 @pytest.mark.parametrize(
@@ -42,15 +42,15 @@ def test_ports_that_meet_or_do_not_exist_are_refused(
 
 def test_a_port_that_is_taken_is_named() -> None:
     port = free_block(3)
-    found = places(1, port, port + 2)
-    check_free(found)
+    taken = places(1, port, port + 2)
+    check_free(taken)
     with (
         socket.create_server(("127.0.0.1", port + 1)),
         pytest.raises(
             CommandFailure, match=f"port {port + 1}, for gossip of node 1, cannot be used"
         ),
     ):
-        check_free(found)
+        check_free(taken)
 
 
 def test_the_settings_of_dev_are_settings() -> None:

@@ -23,8 +23,8 @@ def test_python_files_and_the_project_file_count(tmp_path: Path) -> None:
         tmp_path, "app.py", "shop/cart.py", "pyproject.toml", "notes.md", ".hidden/a.py",
         "__pycache__/b.py", "node_modules/c.py", "venv/pyvenv.cfg", "venv/lib/d.py", "own.toml",
     )  # fmt: skip
-    found = picture(tmp_path, [tmp_path / "own.toml", tmp_path / "gone.toml"])
-    names = sorted(os.path.relpath(name, tmp_path) for name in found)
+    files = picture(tmp_path, [tmp_path / "own.toml", tmp_path / "gone.toml"])
+    names = sorted(os.path.relpath(name, tmp_path) for name in files)
     assert names == ["app.py", "own.toml", "pyproject.toml", "shop/cart.py"]
 
 

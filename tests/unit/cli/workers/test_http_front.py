@@ -21,11 +21,11 @@ READY = json.dumps({"status": "ok", "checks": {"membership": {"ok": True, "detai
 
 
 @asynccontextmanager
-async def worker(answer: bytes, asked: list[bytes]) -> AsyncIterator[int]:
+async def worker(answer: bytes, requests: list[bytes]) -> AsyncIterator[int]:
     """One that answers so, or hangs up if that is empty; its port. `asked` collects requests."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        requests.append(await reader.readuntil(b"\r\n\r\n"))
         writer.write(answer)
         await writer.drain()
         writer.close()
@@ -46,28 +46,28 @@ async def ask(unit: Unit, path: str, method: str = "GET", **more: Any) -> httpx.
 
 
 async def test_a_unit_is_ready_if_each_worker_says_so() -> None:
-    async with worker(said(READY), []) as one, worker(said(READY), []) as other:
-        found = await ask(Unit(one, other), "/readyz")
-        assert found.status_code == 200
-        assert list(found.json()["checks"]) == ["worker 0: membership", "worker 1: membership"]
+    async with worker(said(READY), []) as first, worker(said(READY), []) as other:
+        answer = await ask(Unit(first, other), "/readyz")
+        assert answer.status_code == 200
+        assert list(answer.json()["checks"]) == ["worker 0: membership", "worker 1: membership"]
         unready = READY.replace("true", "false")
         async with worker(said(unready, 503), []) as third:
-            found = await ask(Unit(one, third), "/readyz")
-            assert found.status_code == 503
-            assert not found.json()["checks"]["worker 1: membership"]["ok"]
+            answer = await ask(Unit(first, third), "/readyz")
+            assert answer.status_code == 503
+            assert not answer.json()["checks"]["worker 1: membership"]["ok"]
 
 
 async def test_a_worker_that_rests_or_does_not_answer_is_named() -> None:
-    async with worker(said(READY), []) as one, worker(b"", []) as mute:
-        found = await ask(Unit(one, None, mute), "/readyz")
-    assert found.status_code == 503
-    assert found.json()["checks"]["worker 1"] == {"ok": False, "detail": "resting"}
-    assert not found.json()["checks"]["worker 2"]["ok"]
+    async with worker(said(READY), []) as first, worker(b"", []) as mute:
+        answer = await ask(Unit(first, None, mute), "/readyz")
+    assert answer.status_code == 503
+    assert answer.json()["checks"]["worker 1"] == {"ok": False, "detail": "resting"}
+    assert not answer.json()["checks"]["worker 2"]["ok"]
 
 
 async def test_a_unit_that_leaves_is_not_ready_though_its_workers_are() -> None:
-    async with worker(said(READY), []) as one:
-        unit = Unit(one)
+    async with worker(said(READY), []) as first:
+        unit = Unit(first)
         unit.leaving = True
         assert (await ask(unit, "/readyz")).status_code == 503
         assert (await ask(unit, "/livez")).status_code == 200
@@ -82,36 +82,36 @@ async def test_a_start_is_over_once_the_unit_was_ready() -> None:
 
 
 async def test_a_page_comes_from_the_first_that_answers_as_it_was_asked_for() -> None:
-    asked: list[bytes] = []
-    async with worker(b"", []) as mute, worker(said("{}", 404), asked) as good:
+    requests: list[bytes] = []
+    async with worker(b"", []) as mute, worker(said("{}", 404), requests) as good:
         path = "/v1/where/a%2Fb/c%20d?x=1"
-        found = await ask(Unit(mute, good), path, headers={"authorization": "Bearer t"})
-    assert (found.status_code, found.text, found.headers["x-own"]) == (404, "{}", "yes")
-    [request] = asked
+        answer = await ask(Unit(mute, good), path, headers={"authorization": "Bearer t"})
+    assert (answer.status_code, answer.text, answer.headers["x-own"]) == (404, "{}", "yes")
+    [request] = requests
     lines = request.lower().split(b"\r\n")
     assert lines[0] == b"get /v1/where/a%2fb/c%20d?x=1 http/1.0"
     assert b"authorization: bearer t" in lines
 
 
 async def test_a_write_goes_to_one_worker_only() -> None:
-    asked: list[bytes] = []
-    async with worker(b"", asked) as mute, worker(said("{}"), asked) as good:
-        found = await ask(Unit(mute, good), "/v1/rebalance/shop", "POST")
-    assert found.status_code == 504
-    assert len(asked) == 1
+    requests: list[bytes] = []
+    async with worker(b"", requests) as mute, worker(said("{}"), requests) as good:
+        answer = await ask(Unit(mute, good), "/v1/rebalance/shop", "POST")
+    assert answer.status_code == 504
+    assert len(requests) == 1
 
 
 async def test_a_request_for_this_node_is_refused() -> None:
-    asked: list[bytes] = []
-    async with worker(said("{}"), asked) as good:
-        found = await ask(Unit(good), "/v1/nodes/self/leave", "POST")
-    assert (found.status_code, asked) == (409, [])
+    requests: list[bytes] = []
+    async with worker(said("{}"), requests) as good:
+        answer = await ask(Unit(good), "/v1/nodes/self/leave", "POST")
+    assert (answer.status_code, requests) == (409, [])
 
 
 async def test_without_workers_there_is_an_answer_all_the_same() -> None:
-    found = await ask(Unit(None), "/v1/nodes")
-    assert found.status_code == 503
-    assert found.json()["error"]["code"] == "unavailable"
+    answer = await ask(Unit(None), "/v1/nodes")
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "unavailable"
     assert (await ask(Unit(), "/readyz")).status_code == 503
 
 
@@ -126,8 +126,8 @@ async def test_a_silent_worker_delays_an_answer_up_to_the_deadline(
 
     async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        found = await ask(Unit(port), "/readyz")
-        assert not found.json()["checks"]["worker 0"]["ok"]
+        answer = await ask(Unit(port), "/readyz")
+        assert not answer.json()["checks"]["worker 0"]["ok"]
         assert (await ask(Unit(port), "/v1/nodes")).status_code == 503
 
 
@@ -145,12 +145,12 @@ async def test_a_body_is_read_no_further_than_its_limit() -> None:
 
 
 async def test_the_page_is_served_by_the_front_itself() -> None:
-    found = await ask(Unit(), "/ui")
-    assert found.status_code == 200
-    assert found.text.startswith("<!doctype html>")
-    assert "script-src 'self'" in found.headers["content-security-policy"]
-    async with worker(said("[1]"), asked := []) as one:
-        overview = await ask(Unit(one), "/v1/overview", headers={"authorization": "Bearer x"})
+    answer = await ask(Unit(), "/ui")
+    assert answer.status_code == 200
+    assert answer.text.startswith("<!doctype html>")
+    assert "script-src 'self'" in answer.headers["content-security-policy"]
+    async with worker(said("[1]"), requests := []) as first:
+        overview = await ask(Unit(first), "/v1/overview", headers={"authorization": "Bearer x"})
     assert overview.text == "[1]"
-    assert asked[0].startswith(b"GET /v1/overview HTTP/1.0")
-    assert b"authorization: Bearer x" in asked[0]
+    assert requests[0].startswith(b"GET /v1/overview HTTP/1.0")
+    assert b"authorization: Bearer x" in requests[0]

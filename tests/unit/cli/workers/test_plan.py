@@ -31,10 +31,10 @@ def told(plan: WorkerPlan, number: int, *, joins: bool = True) -> Any:
 
 def test_ports_are_two_apart_and_http_is_behind_that_of_the_unit() -> None:
     plan = planned()
-    found = [(w.port, w.gossip_port, w.http_port) for w in plan.workers]
-    assert found == [(7355, 7356, 8559), (7357, 7358, 8560), (7359, 7360, 8561)]
+    ports = [(w.port, w.gossip_port, w.http_port) for w in plan.workers]
+    assert ports == [(7355, 7356, 8559), (7357, 7358, 8560), (7359, 7360, 8561)]
     settings = told(plan, 2)
-    assert (settings.node.port, settings.node.gossip_port, settings.http.port) == found[2]
+    assert (settings.node.port, settings.node.gossip_port, settings.http.port) == ports[2]
 
 
 def test_advertised_ports_count_from_the_advertised_port() -> None:
@@ -49,10 +49,10 @@ def test_free_ports_of_http_stay_free() -> None:
 
 
 def test_without_seeds_worker_0_founds_the_cluster_and_only_once() -> None:
-    plan, own = planned(), ("127.0.0.1:7355", "127.0.0.1:7357", "127.0.0.1:7359")
+    plan, addresses = planned(), ("127.0.0.1:7355", "127.0.0.1:7357", "127.0.0.1:7359")
     assert told(plan, 0, joins=False).node.seeds == ()
-    assert told(plan, 1).node.seeds == own
-    assert told(plan, 0).node.seeds == own
+    assert told(plan, 1).node.seeds == addresses
+    assert told(plan, 0).node.seeds == addresses
 
 
 def test_seeds_of_the_user_come_first_and_are_not_said_twice() -> None:

@@ -1,4 +1,4 @@
-"""What a unit does about its workers: `shardbus_cli.workers.worker_group`."""
+"""The actions of a unit on its workers: `shardbus_cli.workers.worker_group`."""
 
 from __future__ import annotations
 

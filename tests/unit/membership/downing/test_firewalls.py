@@ -149,7 +149,7 @@ def test_a_decision_is_a_notice_with_its_reason() -> None:
         decided[node.name] = [(d.outcome, d.reason[:11]) for d in decisions]
     lost = [(DowningOutcome.DOWN_OURSELVES, "no quorum: ")]
     assert decided["n01"] == lost
-    # Of two nodes the one that decides first may have downed the other.
+    # Of two nodes the first to decide may have downed the other.
     assert lost in (decided["n02"], decided["n03"])
     assert [] in (decided["n02"], decided["n03"]) or decided["n02"] == decided["n03"]
 

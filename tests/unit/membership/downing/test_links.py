@@ -44,19 +44,19 @@ def nodes(hosts: str) -> list[NodeId]:
     return [node(host) for host in hosts]
 
 
-def hosts(found: Iterable[NodeId]) -> str:
-    return "".join(sorted(n.host for n in found))
+def hosts(nodes: Iterable[NodeId]) -> str:
+    return "".join(sorted(n.host for n in nodes))
 
 
 def flags(words: str) -> Flags:
     """`a>b`: a does not reach b; `a-b`: neither reaches the other; `a!b`: a accuses b."""
-    found = []
-    for one, how, other in words.split():
+    flags_of = []
+    for first, how, other in words.split():
         kind = BAD if how == "!" else UN
-        found.append((node(one), node(other), kind))
+        flags_of.append((node(first), node(other), kind))
         if how == "-":
-            found.append((node(other), node(one), kind))
-    return sorted(found)
+            flags_of.append((node(other), node(first), kind))
+    return sorted(flags_of)
 
 
 @pytest.mark.parametrize(
@@ -146,23 +146,23 @@ def test_very_many_bad_links_are_cured_too() -> None:
 HOSTS = "abcdefg"
 a_flag = st.tuples(
     st.sampled_from(HOSTS), st.sampled_from(HOSTS), st.sampled_from([UN, BAD])
-).filter(lambda found: found[0] != found[1])
+).filter(lambda ends: ends[0] != ends[1])
 
 
-def as_flags(found: Iterable[tuple[str, str, Flag]]) -> Flags:
+def as_flags(words: Iterable[tuple[str, str, Flag]]) -> Flags:
     worst: dict[tuple[NodeId, NodeId], Flag] = {}
-    for one, other, flag in found:
-        key = (node(one), node(other))
+    for first, other, flag in words:
+        key = (node(first), node(other))
         worst[key] = max(flag, worst.get(key, flag))
     return sorted((o, s, flag) for (o, s), flag in worst.items())
 
 
 @given(st.lists(a_flag, max_size=14), st.sets(st.sampled_from(HOSTS)))
 def test_against_every_possible_removal(
-    found: list[tuple[str, str, Flag]], voters: set[str]
+    edges: list[tuple[str, str, Flag]], voters: set[str]
 ) -> None:
     """A dumb reference: all sets of members, the first in the order of the module's text."""
-    given_flags, votes = as_flags(found), nodes("".join(sorted(voters)))
+    given_flags, votes = as_flags(edges), nodes("".join(sorted(voters)))
     bad = {frozenset(record[:2]) for record in given_flags}
     degree = {n: sum(n in link for link in bad) for n in nodes(HOSTS)}
     accused = {
@@ -186,25 +186,25 @@ def test_against_every_possible_removal(
 
 @given(st.lists(a_flag, max_size=14), st.sampled_from(HOSTS))
 def test_who_must_stay_stays_and_no_bad_link_is_left(
-    found: list[tuple[str, str, Flag]], stays: str
+    edges: list[tuple[str, str, Flag]], stays: str
 ) -> None:
-    given_flags = as_flags(found)
+    given_flags = as_flags(edges)
     go = BadLinks(given_flags, nodes(HOSTS)).fewest_to_go(node(stays))
     assert node(stays) not in go
     assert all(o in go or s in go for o, s, _ in given_flags)
     assert set(go) <= {end for record in given_flags for end in record[:2]}
 
 
-# -- what one node can do to the others ------------------------------------------------------------
+# -- harm of one node to the others ----------------------------------------------------------------
 
 
-def cluster(count: int, seen: Iterable[NodeId], found: Flags) -> Gossip:
+def cluster(count: int, seen: Iterable[NodeId], flags: Flags) -> Gossip:
     members = {
         n: Member(n, 2, status=Status.UP, up_number=1 + i)
         for i, n in enumerate(nodes("abcdefghij"[:count]))
     }
     rows: dict[NodeId, dict[NodeId, Flag]] = {}
-    for observer, subject, flag in found:
+    for observer, subject, flag in flags:
         rows.setdefault(observer, {})[subject] = flag
     table = Reachability({o: ObserverRow(1, row) for o, row in sorted(rows.items())})
     return Gossip(members, frozenset(seen), reachability=table)
@@ -225,9 +225,9 @@ def test_one_node_that_is_deaf_mute_or_accuses_is_the_only_one_that_goes(
     others = names.replace(x, "")
     of_x = data.draw(st.sets(st.sampled_from(others)))
     by_others = data.draw(st.sets(st.sampled_from(others)))
-    found = [(node(x), node(n), kind) for n in sorted(of_x)]
-    found += [(node(n), node(x), UN) for n in sorted(by_others)]
-    copy = cluster(count, nodes(names), sorted(found))
+    edges = [(node(x), node(n), kind) for n in sorted(of_x)]
+    edges += [(node(n), node(x), UN) for n in sorted(by_others)]
+    copy = cluster(count, nodes(names), sorted(edges))
     links = of_x | by_others
     for me in nodes(others):
         split = survey(copy, me)
@@ -248,9 +248,9 @@ def test_the_flags_of_a_node_that_hears_no_other_cut_nobody_off(
     deaf, me = data.draw(st.permutations(names))[:2]
     others = names.replace(deaf, "")
     seen = data.draw(st.sets(st.sampled_from(others)))
-    found = [(node(deaf), node(n), UN) for n in others]
-    found += [(node(n), node(deaf), UN) for n in data.draw(st.sets(st.sampled_from(others)))]
-    copy = cluster(count, nodes("".join(sorted(seen))), sorted(found))
+    edges = [(node(deaf), node(n), UN) for n in others]
+    edges += [(node(n), node(deaf), UN) for n in data.draw(st.sets(st.sampled_from(others)))]
+    copy = cluster(count, nodes("".join(sorted(seen))), sorted(edges))
     split = survey(copy, node(me))
     assert split.cut == (node(deaf),)
     assert keep_majority(split).outcome is OTHERS
@@ -276,8 +276,8 @@ a_link = st.sampled_from(["works"] * 5 + ["silent", "one flags", "accuses", "bot
 
 
 def connected(kinds: Mapping[tuple[str, str], str]) -> list[str]:
-    """What gossip connects: everything but silent links."""
-    left, found = set(HOSTS), []
+    """The links that gossip uses: everything but silent links."""
+    left, parts = set(HOSTS), []
     for first in HOSTS:
         if first not in left:
             continue
@@ -288,8 +288,8 @@ def connected(kinds: Mapping[tuple[str, str], str]) -> list[str]:
             todo += sorted(near - part - {here})
             part |= near
         left -= part
-        found.append("".join(sorted(part)))
-    return found
+        parts.append("".join(sorted(part)))
+    return parts
 
 
 @given(st.lists(a_link, min_size=len(PAIRS), max_size=len(PAIRS)), st.data())
@@ -301,21 +301,21 @@ def test_of_any_graph_at_most_one_part_stays_and_no_bad_link_is_left_in_it(
     for name, (rule, preference) in RULES.items():
         stays: list[Decision] = []
         for part in parts:
-            found: list[tuple[str, str, Flag]] = []
+            edges: list[tuple[str, str, Flag]] = []
             for (a, b), kind in kinds.items():
                 match kind:
                     case "silent":
-                        found += [(a, b, UN)] if a in part else []
-                        found += [(b, a, UN)] if b in part else []
+                        edges += [(a, b, UN)] if a in part else []
+                        edges += [(b, a, UN)] if b in part else []
                     case "one flags" if a in part and b in part:
-                        found.append((a, b, UN))
+                        edges.append((a, b, UN))
                     case "accuses" if a in part and b in part:
-                        found.append((a, b, BAD))
+                        edges.append((a, b, BAD))
                     case "both accuse" if a in part and b in part:
-                        found += [(a, b, BAD), (b, a, BAD)]
+                        edges += [(a, b, BAD), (b, a, BAD)]
                     case _:
                         pass
-            records = as_flags(found)
+            records = as_flags(edges)
             copy = cluster(len(HOSTS), nodes(part), records)
             splits = [survey(copy, me, preference=preference) for me in nodes(part)]
             assert {hosts(split.side) for split in splits} == {part}, name

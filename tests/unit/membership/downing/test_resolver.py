@@ -249,19 +249,19 @@ def test_a_majority_without_the_doubtful_does_not_wait_for_them() -> None:
 
 
 def test_one_of_each_side_asks_for_the_lease_though_all_believe_that_they_lead() -> None:
-    asked = {}
+    asks = {}
     for me, others in ((A, (C, D)), (B, (C, D)), (C, (A, B)), (D, (A, B))):
         resolver, equal = Resolver(me, SETTINGS), cut(FOUR, Flag.TERMINATED, *others)
         [mate] = {A, B, C, D} - {me, *others}
         resolver.consider(equal, True, 10.0)
         resolver.on_probe(mate, ProbeOutcome.OPEN)
-        asked[me] = resolver.consider(equal, True, 10.1).ask
-    assert asked[B] is asked[D] is None
-    one, against = asked[A], asked[C]
-    assert one is not None
+        asks[me] = resolver.consider(equal, True, 10.1).ask
+    assert asks[B] is asks[D] is None
+    lease, against = asks[A], asks[C]
+    assert lease is not None
     assert against is not None
-    assert against.name == one.name
-    assert against.owner != one.owner
+    assert against.name == lease.name
+    assert against.owner != lease.owner
 
 
 def asking() -> tuple[Resolver, Gossip, str]:
@@ -375,7 +375,7 @@ def test_no_strategy_no_decision() -> None:
 
 
 def test_no_turn_begins_before_the_side_could_ask() -> None:
-    """A voter has not seen the picture: the side asks for the lease only after the patience."""
+    """A voter has not seen the picture: the side requests the lease only after the patience."""
     four = replace(cut(FOUR, Flag.UNREACHABLE, C, D), seen=frozenset({A, B}))
     five = replace(four, members={**four.members, E: FIVE.members[E]})
     first, following = Resolver(A, LEASES), Resolver(B, LEASES)
@@ -490,8 +490,8 @@ def under(copy: Gossip, epoch: int) -> Gossip:
 
 @pytest.mark.parametrize("settings", [SETTINGS, LEASES], ids=["keep-majority", "lease-majority"])
 def test_each_decision_by_lease_has_an_epoch_of_its_own(settings: DowningSettings) -> None:
-    """What was won is spread with the marks; the next decision asks for another lease."""
-    resolver, asked = Resolver(A, settings), []
+    """A won lease is spread with the marks; the next decision requests another lease."""
+    resolver, asks = Resolver(A, settings), []
     for epoch in (7, 8):
         equal = under(cut(FOUR, Flag.UNREACHABLE, C, D), epoch)
         resolver.consider(equal, True, 10.0 * epoch)
@@ -500,12 +500,12 @@ def test_each_decision_by_lease_has_an_epoch_of_its_own(settings: DowningSetting
         plan = resolver.on_lease_result(ask.name, True)
         assert outcome(plan) is DowningOutcome.DOWN_OTHERS
         assert plan.epoch == epoch + 1
-        asked.append(ask.name)
-    assert asked == [lease_of(8), lease_of(9)]
+        asks.append(ask.name)
+    assert asks == [lease_of(8), lease_of(9)]
 
 
 def test_a_side_that_knows_the_last_epoch_asks_for_no_lease_and_ends() -> None:
-    """No peer would accept a higher one, so nobody could learn of the decision."""
+    """No peer would accept a higher one, so nobody could receive the decision."""
     resolver = Resolver(A, SETTINGS)
     equal = under(cut(FOUR, Flag.UNREACHABLE, C, D), EPOCH_MAX)
     resolver.consider(equal, True, 10.0)
@@ -522,11 +522,11 @@ def test_who_knows_an_older_epoch_asks_for_a_lease_that_is_taken() -> None:
     winner.consider(here, True, 10.0)
     late.consider(there, True, 1e6)
     won = winner.consider(here, True, 60.0).ask
-    asked = late.consider(there, True, 1e6 + 60.0).ask
+    ask = late.consider(there, True, 1e6 + 60.0).ask
     assert won is not None
-    assert asked is not None
-    assert asked.name == won.name
-    lost = late.on_lease_result(asked.name, False)
+    assert ask is not None
+    assert ask.name == won.name
+    lost = late.on_lease_result(ask.name, False)
     assert outcome(lost) is DowningOutcome.DOWN_OURSELVES
     assert lost.epoch == 0
 
@@ -808,7 +808,7 @@ def test_what_heals_between_is_forgotten() -> None:
 
 
 def test_live_members_are_downed_only_once_they_are_surely_suspended() -> None:
-    """A voter learns of the picture late, and has consented until then."""
+    """A voter receives the picture late, and has consented until then."""
     resolver = Resolver(A, SETTINGS, suspended_within=4.5)
     late = replace(UNREACHABLE, seen=frozenset((A,)))
     assert resolver.consider(late, True, 10.0) == DowningPlan()
@@ -858,7 +858,7 @@ def test_who_is_cut_off_and_not_reached_from_here_is_refused_at_once() -> None:
 
 
 def test_who_is_cut_off_by_hearsay_is_refused_after_a_grace_and_downed_that_much_later() -> None:
-    """C may answer in a moment: until then, what one observer says suspends nobody."""
+    """C may answer in a moment: until then, the report of one observer suspends nobody."""
     copy = flagged(THREE, (A, B), (A, C))
     here = voter(B, copy)
     assert not here.refuses(C, 9.99 + GRACE)
@@ -957,10 +957,10 @@ def test_fewer_nodes_ask_for_a_lease_when_those_that_hear_each_other_have_had_th
     resolver = Resolver(me, settings, noticed_within=NOTICED)
     picture = cut(copy, Flag.UNREACHABLE, *away)
     due: float | None = 10.0
-    asked = None
-    while asked is None:
+    ask = None
+    while ask is None:
         assert due is not None
-        asked = resolver.consider(picture, True, due).ask
+        ask = resolver.consider(picture, True, due).ask
         at, due = due, resolver.deadline()
     assert at == 10.0 + STABLE + turn
 
@@ -994,7 +994,8 @@ def test_a_side_that_outvotes_all_others_without_the_unaware_asks_for_the_lease_
         assert decided.down == ((E,) if unaware == 1 else (B, C, E))
 
 
-# -- who acts, and what is no unrest --------------------------------------------------------------
+# -- actors, and changes that are no unrest ---
+# -----------------------------------------------------------
 
 
 def test_where_the_leader_must_go_the_speaker_acts() -> None:

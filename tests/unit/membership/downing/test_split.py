@@ -97,9 +97,9 @@ def test_TU17_a_side_without_a_vote_goes() -> None:
 def test_TU17_two_sides_never_both_win() -> None:
     """Four members, two and two, where each side may be one legal step ahead about any member.
 
-    Known on both sides is what the last common version said. Since then each side's leader may have
-    acted only as far as convergence before the split allowed: one step from the common status, on
-    either side or on both. Where nobody on a side has been Up, it had no leader."""
+    Known on both sides the content of the last common version. Since then each side's leader may
+    have acted only as far as convergence before the split allowed: one step from the common status,
+    on either side or on both. Where nobody on a side has been Up, it had no leader."""
     steps = {J: (J, U), W: (W, U), U: (U, L), L: (L, X)}
     common = (J, W, U, L)
     nodes = (A, B, C, D)
@@ -160,10 +160,10 @@ def test_of_several_down_processes_at_one_address_one_counts_elsewhere() -> None
 
 def test_a_flagged_node_that_has_seen_the_flag_is_not_cut_off() -> None:
     copy = state(a=U, b=U, c=U)
-    found = split(copy, C, seen=(C,))
-    assert found.cut == ()
-    assert found.broken == (C,)
-    assert keep_majority(found).down == (C,)
+    split_seen = split(copy, C, seen=(C,))
+    assert split_seen.cut == ()
+    assert split_seen.broken == (C,)
+    assert keep_majority(split_seen).down == (C,)
 
 
 def test_the_owner_of_bad_cables_goes_not_those_it_accuses() -> None:
@@ -190,9 +190,9 @@ def test_a_death_that_one_node_of_the_side_has_not_found_is_not_proved() -> None
     copy = state(a=U, b=U, c=U)
     for other in (Flag.UNREACHABLE, Flag.REACHABLE):
         rows = {A: ObserverRow(1, {C: Flag.TERMINATED}), B: ObserverRow(1, {C: other})}
-        told = replace(copy, reachability=Reachability(rows), seen=frozenset({A, B}))
-        found = survey(told, A)
-        assert (found.cut, found.gone) == ((C,), ())
+        picture = replace(copy, reachability=Reachability(rows), seen=frozenset({A, B}))
+        survey_ = survey(picture, A)
+        assert (survey_.cut, survey_.gone) == ((C,), ())
 
 
 def links(words: str, side: str, **statuses: Status) -> Gossip:
@@ -201,10 +201,10 @@ def links(words: str, side: str, **statuses: Status) -> Gossip:
     copy = state(side, **({"a": U, "b": U, "c": U, "d": U, "e": U} | statuses))
     flags: dict[str, dict[NodeId, Flag]] = {}
     for word in words.split():
-        one, way, other = word
-        for by, of in ((one, other), (other, one)) if way == "-" else ((one, other),):
+        first, way, other = word
+        for by, of in ((first, other), (other, first)) if way == "-" else ((first, other),):
             flags.setdefault(by, {})[NodeId(of, 1, 1)] = Flag.UNREACHABLE
-    rows = {NodeId(by, 1, 1): ObserverRow(1, found) for by, found in sorted(flags.items())}
+    rows = {NodeId(by, 1, 1): ObserverRow(1, flags_by) for by, flags_by in sorted(flags.items())}
     return replace(copy, reachability=Reachability(rows))
 
 
@@ -248,16 +248,16 @@ def test_TU17_indirectly_connected(
     copy = links(words, side, **statuses)
     decided = [n for n in copy.members if n.host in side and copy.members[n].status in (U, J, L)]
     for me in decided:
-        found = survey(copy, me)
-        assert "".join(n.host for n in found.broken) == broken
-        decision = keep_majority(found)
+        links_of = survey(copy, me)
+        assert "".join(n.host for n in links_of.broken) == broken
+        decision = keep_majority(links_of)
         assert decision.outcome is outcome
         assert "".join(n.host for n in decision.down) == down
 
 
 def test_two_clusters_do_not_count_their_decisions_by_lease_from_the_same_number() -> None:
-    """Else the lease of one cluster's decision could be what another at the same store asks
-    for."""
+    """Else the lease of one cluster's decision could be the lease that another at the same store
+    requests."""
     founders = [A._replace(uid=uid) for uid in (7, 2**40 + 7, 2**63 + 8)]
     firsts = {first_epoch(founder) for founder in founders}
     assert len(firsts) == len(founders)

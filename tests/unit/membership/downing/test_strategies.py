@@ -81,10 +81,10 @@ FIVE = state(a=U, b=U, c=U, d=U, e=U)
 def test_TU17_static_quorum(
     copy: Gossip, cut: tuple[NodeId, ...], size: int, outcome: DowningOutcome
 ) -> None:
-    found = split(copy, *cut)
-    decision = static_quorum(found, size)
+    split_ = split(copy, *cut)
+    decision = static_quorum(split_, size)
     assert decision.outcome is outcome
-    assert decision.down == {NOTHING: (), OTHERS: found.cut, OURSELVES: found.side}[outcome]
+    assert decision.down == {NOTHING: (), OTHERS: split_.cut, OURSELVES: split_.side}[outcome]
 
 
 def test_a_cluster_too_large_for_its_quorum_says_so() -> None:
@@ -123,10 +123,10 @@ def test_a_cluster_too_large_for_its_quorum_says_so() -> None:
 def test_TU17_keep_oldest(
     copy: Gossip, cut: tuple[NodeId, ...], me: NodeId, alone_goes: bool, outcome: DowningOutcome
 ) -> None:
-    found = split(copy, *cut, me=me)
-    decision = keep_oldest(found, alone_goes)
+    split_ = split(copy, *cut, me=me)
+    decision = keep_oldest(split_, alone_goes)
     assert decision.outcome is outcome
-    assert decision.down == (found.cut if outcome is OTHERS else found.side)
+    assert decision.down == (split_.cut if outcome is OTHERS else split_.side)
 
 
 def test_TU17_the_oldest_is_by_age_not_by_address() -> None:
@@ -233,9 +233,9 @@ def test_TU17_three_parts(rule: str, outcome: DowningOutcome) -> None:
 
 
 def test_every_choice_has_its_rule() -> None:
-    given = DowningSettings(static_quorum_size=2, down_if_alone=False)
+    settings = DowningSettings(static_quorum_size=2, down_if_alone=False)
     for name in STRATEGIES:
-        rule = strategy_of(replace(given, strategy=name))
+        rule = strategy_of(replace(settings, strategy=name))
         if name == "none":
             assert rule is None
         else:
@@ -259,7 +259,7 @@ by_name: dict[str, object] = {"what": "to do"}
 def test_a_function_of_the_users_decides(
     cut: tuple[NodeId, ...], me: NodeId, outcome: DowningOutcome, down: tuple[NodeId, ...]
 ) -> None:
-    """B.31. What no strategy has a say in, it is not asked about."""
+    """B.31. A strategy is not asked about cases outside its say."""
     name = f"{__name__}:by_vault"
     rule = strategy_of(DowningSettings(strategy=name))
     assert rule is not None
@@ -269,8 +269,8 @@ def test_a_function_of_the_users_decides(
 
 def test_it_may_ask_for_the_lease_or_wait() -> None:
     cut = split(FIVE, C, D)
-    asked = user_strategy(cut, "x:y", lambda _: (LEASE, "equal"))
-    assert (asked.outcome, asked.down, asked.reason) == (LEASE, (C, D), "equal")
+    decision = user_strategy(cut, "x:y", lambda _: (LEASE, "equal"))
+    assert (decision.outcome, decision.down, decision.reason) == (LEASE, (C, D), "equal")
     assert user_strategy(cut, "x:y", lambda _: (NOTHING, "let be")).down == ()
 
 
@@ -319,15 +319,15 @@ AHEAD = (
     (J, J), (W, J), (J, W), (U, J), (U, W), (W, W),
     (U, U), (U, L), (L, U), (L, L), (X, L), (X, X), (REMOVED, X),
 )  # fmt: skip
-"""What two sides may say of one member. The first side's leader has acted once more: only it may
-have made somebody Up, Exiting or removed. Anybody may have begun to leave, on either side, and
-weakly-up needs no convergence."""
+"""The views that two sides may have of one member. The first side's leader has acted once more:
+only it may have made somebody Up, Exiting or removed. Anybody may have begun to leave, on either
+side, and weakly-up needs no convergence."""
 
 
 def legal(
     pairs: Iterable[tuple[Status, Status]], first: Iterable[bool]
 ) -> list[tuple[Status, Status]]:
-    """They, without what a leader would have had to do where there was none. `first`: who stands on
+    """They, without the work of a leader where there was none. `first`: who stands on
     the first side. Before anybody is Up, the Joining ones lead."""
     pairs, first = list(pairs), list(first)
     before = [(there, here) for (_, there), here in zip(pairs, first, strict=True)]
@@ -348,10 +348,10 @@ def view(
     return Gossip(members)
 
 
-def stays(decision: Decision, found: Split, copy: Gossip) -> bool:
+def stays(decision: Decision, split: Split, copy: Gossip) -> bool:
     """The side may go on: it wins, or it sees no split and has somebody who is not leaving."""
     return decision.outcome in (OTHERS, LEASE) or (
-        decision.outcome is NOTHING and any(copy.members[n].status is U for n in found.side)
+        decision.outcome is NOTHING and any(copy.members[n].status is U for n in split.side)
     )
 
 
@@ -362,14 +362,16 @@ def check(
     role: str = "",
 ) -> None:
     """No rule lets two of these sides stay, however the store answers."""
-    found: list[tuple[list[Split], Gossip]] = []
+    divided: list[tuple[list[Split], Gossip]] = []
     for side, copy in zip(sides, copies, strict=True):
         present = [n for n in side if n in copy.members]
         cut = [n for n in copy.members if n not in side]
         if present:
-            found.append(([surveyed(copy, cut, me, role) for me in present], copy))
+            divided.append(([surveyed(copy, cut, me, role) for me in present], copy))
     for name, rule in rules.items():
-        decisions = [([rule(split) for split in splits], splits[0], copy) for splits, copy in found]
+        decisions = [
+            ([rule(split) for split in splits], splits[0], copy) for splits, copy in divided
+        ]
         for decided, _, _ in decisions:
             assert len({(d.outcome, d.delay) for d in decided}) == 1, (name, decided)
             speakers = {d.split.speaker for d in decided if d.outcome is LEASE}
@@ -377,8 +379,8 @@ def check(
         winners = [
             decided[0] for decided, split, copy in decisions if stays(decided[0], split, copy)
         ]
-        one = len(winners) < 2 or all(d.outcome is LEASE for d in winners)
-        assert one, (name, [describe_decision(decided[0]) for decided, _, _ in decisions])
+        at_most_one = len(winners) < 2 or all(d.outcome is LEASE for d in winners)
+        assert at_most_one, (name, [describe_decision(decided[0]) for decided, _, _ in decisions])
 
 
 def surveyed(copy: Gossip, cut: list[NodeId], me: NodeId, role: str) -> Split:
@@ -422,10 +424,11 @@ def test_TU17_of_many_members_never_two_sides_stay(data: st.DataObject) -> None:
 
 
 def quorum_of(size: int) -> Rule:
-    return lambda found: static_quorum(found, size)
+    return lambda split: static_quorum(split, size)
 
 
-# -- a dumb reference: what the documents promise of a cluster at rest -----------------------------
+# -- a dumb reference: the promises of the documents for a cluster at rest
+# -----------------------------
 
 
 def promised(rule: str, sides: list[list[NodeId]], size: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Confirmed death: when members are probed, and what a sweep says."""
+"""Confirmed death: when members are probed, and the results of a sweep."""
 
 from __future__ import annotations
 

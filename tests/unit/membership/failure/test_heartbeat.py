@@ -92,13 +92,13 @@ def test_TU8_a_beat_a_second_and_silence_becomes_a_verdict() -> None:
 
 def test_TC13_a_node_that_never_answers_is_found() -> None:
     hb = heartbeats()
-    now, found = 0.0, None
-    while found is None and now < 20.0:
+    now, found_at = 0.0, None
+    while found_at is None and now < 20.0:
         _, judged, _ = hb.tick(now)
-        found = now if judged else None
+        found_at = now if judged else None
         now = hb.deadline() or 99.0
-    assert found is not None
-    assert 5.0 < found < 8.0
+    assert found_at is not None
+    assert 5.0 < found_at < 8.0
 
 
 def run_until(hb: Heartbeats, end: float, delays: dict[NodeId, list[tuple[float, float]]]) -> Any:
@@ -293,8 +293,8 @@ def test_TU8_any_operations_against_a_dumb_reference(steps: list[tuple[str, int]
                 hb.on_reply(node, HeartbeatReply(1, 0.0), float(now))
                 heard |= {node} & hb.watches.keys()
         hb.on_members(sorted(members), sorted(lost))
-        wanted = {*watched(ME, members, lost, 3), *(suspects & members)}
-        suspects &= wanted
-        heard &= wanted
-        assert set(hb.watches) == wanted
+        expected = {*watched(ME, members, lost, 3), *(suspects & members)}
+        suspects &= expected
+        heard &= expected
+        assert set(hb.watches) == expected
         assert {n for n, w in hb.watches.items() if w.detector.monitoring} == heard

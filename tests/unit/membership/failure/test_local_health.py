@@ -1,4 +1,4 @@
-"""How a node judges itself, and what that changes in its judgement of others."""
+"""How a node judges itself, and the effect on its judgement of others."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_TU20_phi_follows_the_normal_distribution(silence: float) -> None:
     [(0.5, 0.0), (1.0, 0.3), (1.2, 1.6), (1.4, 4.7), (1.6, 10.8), (1.7, 15.3)],
 )
 def test_TU20_realistic_values(silence: float, phi: float) -> None:
-    """Intervals of one second, give or take a tenth: what other detectors of this kind say too."""
+    """Intervals of one second, give or take a tenth: other detectors of this kind agree."""
     assert phi_of(silence, 1.0, 0.1) == pytest.approx(phi, abs=0.1)
 
 

@@ -48,7 +48,7 @@ HASTY = Nature(
     lag=(0.001, 0.05), stage=(0.001, 0.05), retire=(0.0, 0.5), leaves_before_it_is_known=False
 )
 """Membership removes a leaving node before its instance can have finished. An epoch that is claimed
-just before its claimant leaves would look like that of a successor."""
+just before its claimant leaves would look like a successor's epoch."""
 
 ROUGH = Nature(
     loss=0.3,
@@ -62,7 +62,7 @@ ROUGH = Nature(
 
 
 class Work(Enum):
-    """What an instance does."""
+    """The actions of an instance."""
 
     READY = "ready"
     CLAIMING = "claiming"
@@ -250,7 +250,7 @@ class Net(MachineNetwork):
         return self.dice.uniform(*self.nature.lag)
 
     def see(self, node: Node, index: int) -> None:
-        """The node's view reaches this picture; a side that is cut off learns nothing."""
+        """The node's view reaches this picture; a side that is cut off receives nothing."""
         if index <= node.at or not node.alive or self.walls.get(node.me, 0):
             return
         node.at = index
@@ -337,7 +337,7 @@ class Net(MachineNetwork):
             self.at(self.now + lag + 1, lambda: self.change(node, None))
 
     def membership_ended(self, node: Node) -> None:
-        """The node learns from its own membership that it was downed."""
+        """The node receives from its own membership that it was downed."""
         node.into(ho.MembershipEnded(False))
         assert node.instance is None, f"{node.name} has an instance after it was downed"
 
@@ -374,7 +374,7 @@ class Net(MachineNetwork):
         """The whole cluster is about to stop."""
         self.show(replace(self.history[-1], preparing=True))
 
-    # What must hold.
+    # The laws.
 
     def active(self) -> list[Node]:
         """Where an instance may act."""

@@ -59,7 +59,8 @@ def seen(
 def aged(event: ho.MembershipSeen, me: int) -> ho.MembershipSeen:
     """The same picture with another age of this node."""
     members = tuple(
-        replace(one, up_number=me) if one.node == ME else one for one in event.view.members
+        replace(member, up_number=me) if member.node == ME else member
+        for member in event.view.members
     )
     return replace(event, view=replace(event.view, members=members))
 
@@ -79,7 +80,7 @@ class Bench:
         self.do(*events)
 
     def do(self, *events: ho.Event) -> list[str]:
-        """What these lead to."""
+        """The results of these."""
         effects = [effect for event in events for effect in self.machine.handle(event, self.now)]
         self.machine.check()
         return self.words(effects)
@@ -327,7 +328,7 @@ TABLE: dict[SingletonState, dict[str, tuple[str, str]]] = {
         "the first deadline": ("ended", "nothing is due"),
     },
 }
-"""State and event to the state after and what is done."""
+"""State and event to the state after and the actions."""
 
 
 def meet(bench: Bench, event: ho.Event | None) -> list[str]:
@@ -635,7 +636,8 @@ OTHERS = announced(("another type",))
 def without(event: ho.MembershipSeen, *nodes: NodeId) -> ho.MembershipSeen:
     """The same picture; these members do not have the entity type."""
     members = tuple(
-        replace(one, features=OTHERS) if one.node in nodes else one for one in event.view.members
+        replace(member, features=OTHERS) if member.node in nodes else member
+        for member in event.view.members
     )
     return replace(event, view=replace(event.view, members=members))
 

@@ -1,5 +1,4 @@
-"""Singletons in `singleton_net`, over many seeds: what must hold, holds; and what is broken on
-purpose is found.
+"""Singletons in `singleton_net`, over many seeds: the laws hold, and each planted fault is found.
 
 A failing seed is replayed with `run_seed(SEED, NATURE)`.
 """
@@ -238,7 +237,7 @@ PLANTS: dict[Plant, tuple[Nature, str]] = {
     one_that_has_left_is_forgotten_at_once: (HASTY, "two act"),
     nobody_is_asked_twice_nor_given_up: (ROUGH, "without a deadline"),
 }
-"""Each defect, a world that shows it, and what the report says."""
+"""Each defect, a world that shows it, and the text of the report."""
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)

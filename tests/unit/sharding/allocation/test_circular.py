@@ -1,4 +1,4 @@
-"""The strategy circular: the examples of the specification, and what must hold for any table."""
+"""The strategy circular: the examples of the specification, and laws for any table."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class OneType:
         """Give homes to the rows that have none. Returns how many there were."""
         rows = [row_of(shard, k) for k in range(1, instances + 1)]
         missing = [row for row in rows if row not in self.table.homes]
-        found = self.strategy.allocate(self.table, {}, missing, list(self.table.regions))
+        homes = self.strategy.allocate(self.table, {}, missing, list(self.table.regions))
         self.table = self.table.updated_all(
-            ShardHomeAllocated(Home(row, found[row], self.table.next_fence)) for row in found
+            ShardHomeAllocated(Home(row, homes[row], self.table.next_fence)) for row in homes
         )
         self.table.check()
-        return len(found)
+        return len(homes)
 
     def die(self, node: int) -> None:
         self.table = self.table.updated(RegionTerminated(_node(node)))
@@ -217,10 +217,10 @@ def test_a_strategy_that_moves_removes_the_overlap_in_two_moves() -> None:
     st.lists(st.integers(0, 8), max_size=6),
 )
 def test_any_ring_has_rows_on_distinct_nodes_and_even_counts(
-    nodes: int, wanted: list[int], deaths: list[int]
+    nodes: int, counts: list[int], deaths: list[int]
 ) -> None:
     ring = OneType([10 * n for n in range(1, nodes + 1)])
-    sizes = {str(shard): min(n, nodes) for shard, n in enumerate(wanted)}
+    sizes = {str(shard): min(n, nodes) for shard, n in enumerate(counts)}
     for shard, n in sizes.items():
         ring.place(shard, n)
     for death in deaths:

@@ -1,4 +1,4 @@
-"""Rows of a shard on distinct nodes, whatever the strategy wants."""
+"""Rows of a shard on distinct nodes, under every strategy."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def zoned(nodes: list[NodeId], names: str) -> dict[NodeId, str]:
 
 def zones_of(homes: dict[str, NodeId], zones: dict[NodeId, str]) -> dict[str, Counter[object]]:
     """The zones of the rows of each shard."""
-    found: dict[str, Counter[object]] = {}
+    by_shard: dict[str, Counter[object]] = {}
     for row, node in homes.items():
-        found.setdefault(split_row(row)[0], Counter())[zones.get(node) or node] += 1
-    return found
+        by_shard.setdefault(split_row(row)[0], Counter())[zones.get(node) or node] += 1
+    return by_shard
 
 
 @given(st.text("abc.", min_size=1, max_size=7), st.integers(1, 5), st.integers(1, 12))
@@ -78,18 +78,18 @@ def test_S3_47_rows_lie_in_as_many_zones_as_there_are(names: str, count: int, sh
     strategy = DistinctRows(LeastShard(), zones)
     homes = strategy.allocate(table_of(live, {}), {}, rows(shards, count), live)
     there = len({zones.get(node) or node for node in live})
-    for found in zones_of(homes, zones).values():
-        assert len(found) == min(count, there)
+    for zones_ in zones_of(homes, zones).values():
+        assert len(zones_) == min(count, there)
     assert len(set(homes.items())) == shards * min(count, len(live))
     used = Counter((split_row(row)[0], node) for row, node in homes.items())
     assert max(used.values()) == 1
 
 
 def test_without_zones_nothing_changes() -> None:
-    wanted = rows(64, 3)
-    plain = DistinctRows(LeastShard()).allocate(table_of(NODES[:5], {}), {}, wanted, NODES[:5])
+    expected = rows(64, 3)
+    plain = DistinctRows(LeastShard()).allocate(table_of(NODES[:5], {}), {}, expected, NODES[:5])
     assert plain == DistinctRows(LeastShard(), {}).allocate(
-        table_of(NODES[:5], {}), {}, wanted, NODES[:5]
+        table_of(NODES[:5], {}), {}, expected, NODES[:5]
     )
 
 
@@ -113,13 +113,13 @@ def test_S3_47_rows_spread_over_zones_that_came_later_and_come_to_rest(
     live, old = NODES[: len(names)], NODES[: min(before, len(names))]
     zones = zoned(live, names)
     count = min(count, len(old))
-    wanted = rows(6, count)
-    first = DistinctRows(LeastShard(), zones).allocate(table_of(old, {}), {}, wanted, old)
+    expected = rows(6, count)
+    first = DistinctRows(LeastShard(), zones).allocate(table_of(old, {}), {}, expected, old)
     table = settled(DistinctRows(LeastShard(), zones), table_of(live, first), live)
     homes = {row: home.node for row, home in table.homes.items()}
     there = len({zones.get(node) or node for node in live})
-    for found in zones_of(homes, zones).values():
-        assert len(found) == min(count, there)
+    for counts in zones_of(homes, zones).values():
+        assert len(counts) == min(count, there)
     used = Counter((split_row(row)[0], node) for row, node in homes.items())
     assert max(used.values()) == 1
 
@@ -145,7 +145,7 @@ def test_one_row_of_a_shard_spreads_at_a_time() -> None:
 
 
 class Wants:
-    """A strategy that wants these moves."""
+    """A strategy that plans these moves."""
 
     def __init__(self, *moves: Move) -> None:
         self._moves = list(moves)

@@ -1,4 +1,4 @@
-"""The forecast, against what the strategies guarantee for any table."""
+"""The forecast, against the guarantees of the strategies for any table."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ FEW = 0.02
 def table(loads: list[list[float]]) -> tuple[ShardTable, dict[str, float]]:
     """One list of loads for each region; shards are named 0, 1, 2, ..."""
     regions = nodes(len(loads))
-    rows = [(node, load) for node, own in zip(regions, loads, strict=True) for load in own]
+    rows = [(node, load) for node, part in zip(regions, loads, strict=True) for load in part]
     homes = (ShardHomeAllocated(Home(str(i), n, i + 1)) for i, (n, _) in enumerate(rows))
     made = ShardTable(1, "x").updated_all([*map(RegionRegistered, regions), *homes])
     return made, {str(i): load for i, (_, load) in enumerate(rows)}
@@ -42,9 +42,9 @@ def at(seen: ShardTable, loads: dict[str, float]) -> list[float]:
 
 def plan(loads: list[list[float]], **options: float) -> tuple[list[Move], list[float]]:
     """The moves, and the load of each region after them."""
-    seen, known = table(loads)
-    moves = LeastLoad(loads=known, **options).rebalance(seen, seen.regions, {})  # type: ignore[arg-type]
-    return moves, at(moved(seen, moves), known)
+    seen, shard_loads = table(loads)
+    moves = LeastLoad(loads=shard_loads, **options).rebalance(seen, seen.regions, {})  # type: ignore[arg-type]
+    return moves, at(moved(seen, moves), shard_loads)
 
 
 # The strategy
@@ -106,9 +106,9 @@ def test_a_plan_has_a_limit_and_goes_on_from_the_moves_under_way() -> None:
 
 
 def test_S3_20_a_node_with_less_to_spare_gets_less() -> None:
-    seen, known = table([[10] * 8, [10] * 8])
+    seen, loads = table([[10] * 8, [10] * 8])
     first, second = sorted(seen.regions)
-    strategy = LeastLoad(loads=known, spare={first: 0.5})
+    strategy = LeastLoad(loads=loads, spare={first: 0.5})
     after = moved(seen, strategy.rebalance(seen, seen.regions, {}))
     assert [len(after.shards_at(node)) for node in (first, second)] == [6, 10]
     new = [f"new-{i}" for i in range(9)]
@@ -117,8 +117,8 @@ def test_S3_20_a_node_with_less_to_spare_gets_less() -> None:
 
 
 def test_S3_20_a_shard_that_rests_does_not_move() -> None:
-    seen, known = table([[60, 30, 10], [10, 10]])
-    moves = LeastLoad(loads=known, resting=("1",)).rebalance(seen, seen.regions, {})
+    seen, loads = table([[60, 30, 10], [10, 10]])
+    moves = LeastLoad(loads=loads, resting=("1",)).rebalance(seen, seen.regions, {})
     assert [move.shard for move in moves] == ["2"]
 
 
@@ -144,15 +144,17 @@ LOADS = st.lists(st.lists(st.integers(0, 1000), max_size=8), min_size=1, max_siz
 def test_plans_make_no_region_heavier_than_the_heaviest_and_come_to_rest(
     loads: list[list[int]],
 ) -> None:
-    seen, known = table([[float(load) for load in own] for own in loads])
-    strategy = LeastLoad(loads=known)
-    presence = 0.1 * sum(known.values()) / max(1, len(known)) or 1.0
-    heaviest = [max(own + presence * len(seen.shards_at(n)) for own, n in weighed(seen, known))]
+    seen, by_shard = table([[float(load) for load in part] for part in loads])
+    strategy = LeastLoad(loads=by_shard)
+    presence = 0.1 * sum(by_shard.values()) / max(1, len(by_shard)) or 1.0
+    heaviest = [
+        max(part + presence * len(seen.shards_at(n)) for part, n in weighed(seen, by_shard))
+    ]
     for _ in range(4):
         moves = strategy.rebalance(seen, seen.regions, {})
         assert len({move.shard for move in moves}) == len(moves)
         seen = moved(seen, moves)
-        most = max(own + presence * len(seen.shards_at(n)) for own, n in weighed(seen, known))
+        most = max(part + presence * len(seen.shards_at(n)) for part, n in weighed(seen, by_shard))
         assert most <= heaviest[-1] * (1 + FEW)
         heaviest.append(most)
     assert moves == []
@@ -167,7 +169,7 @@ def test_settings_select_least_load() -> None:
     assert strategy_of(chosen, "t", Ring()) == LeastLoad(0.2, 7)
 
 
-# What is known of loads
+# Known loads
 
 
 def test_N9_loads_are_smoothed_and_stay_with_their_shards() -> None:
@@ -265,8 +267,8 @@ def test_a_shard_above_a_regions_share_is_too_hot() -> None:
 def loaded(
     driver: CoordinatorDriver, node: NodeId, **loads: float
 ) -> list[tuple[NodeId, ev.Message]]:
-    own = {shard.removeprefix("s"): load for shard, load in loads.items()}
-    return driver.handle(ev.MessageReceived(node, msg.ShardLoads(node, own)))
+    by_shard = {shard.removeprefix("s"): load for shard, load in loads.items()}
+    return driver.handle(ev.MessageReceived(node, msg.ShardLoads(node, by_shard)))
 
 
 def test_N9_a_coordinator_moves_hot_shards_once_every_region_has_reported() -> None:

@@ -174,15 +174,17 @@ def test_the_settings_name_a_strategy_and_its_limits() -> None:
         rebalance_threshold=4,
         max_simultaneous_rebalance=2,
     )
-    wanted = {
+    strategies = {
         "least-shards": LeastShard(7, 0.5),
         "threshold": LeastShardThreshold(4, 2),
         "consistent-hashing": ConsistentHashing(max_moves=7),
         "external": External(7),
         "circular": Circular("t", ring),
     }
-    named = {name: strategy_of(replace(declared, allocation=name), "t", ring) for name in wanted}
-    assert named == wanted
+    named = {
+        name: strategy_of(replace(declared, allocation=name), "t", ring) for name in strategies
+    }
+    assert named == strategies
     assert strategy_of(ShardingSettings(), "t", ring) == LeastShard()
 
 
@@ -195,7 +197,7 @@ STRATEGIES: list[AllocationStrategy] = [
 ]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: type(strategy).__name__)
 def test_a_leaving_region_gets_nothing_and_keeps_what_it_has(strategy: AllocationStrategy) -> None:
     start = table([0, 5, 5])
     candidates = nodes(3)[1:]
@@ -206,7 +208,7 @@ def test_a_leaving_region_gets_nothing_and_keeps_what_it_has(strategy: Allocatio
     assert strategy.rebalance(start, [], {}) == []
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: type(strategy).__name__)
 @given(counts=st.lists(st.integers(0, 8), min_size=1, max_size=6), data=st.data())
 @settings(max_examples=40)
 def test_the_order_of_candidates_does_not_matter(
@@ -283,8 +285,8 @@ def test_a_ring_plans_until_every_shard_is_where_it_belongs() -> None:
         assert len(plan) <= 7
         start, rounds = moved(start, plan), rounds + 1
     assert rounds > 1
-    wanted = ring.allocate(start, {}, list(start.homes), nodes(3))
-    assert wanted == {shard: home.node for shard, home in start.homes.items()}
+    homes = ring.allocate(start, {}, list(start.homes), nodes(3))
+    assert homes == {shard: home.node for shard, home in start.homes.items()}
 
 
 def placed(**places: int) -> External:
@@ -331,10 +333,10 @@ def test_one_plan_brings_every_shard_to_its_place(
     strategy = External(places={shard: Address("n", port) for shard, port in places.items()})
     after = moved(start, strategy.rebalance(start, there, {}))
     for shard, home in after.homes.items():
-        wanted = Address("n", places.get(shard, 0))
+        address = Address("n", places.get(shard, 0))
         at_home = home.node == start.homes[shard].node
-        assert home.node.address == wanted or (
-            at_home and wanted.port not in range(1, 1 + len(there))
+        assert home.node.address == address or (
+            at_home and address.port not in range(1, 1 + len(there))
         )
     assert strategy.rebalance(after, there, {}) == []
 
@@ -402,7 +404,7 @@ def test_a_ring_counts_moves_under_way_against_its_limit() -> None:
 
 
 class Wrong:
-    """Answers whatever a test wants it to, or raises it."""
+    """Returns or raises a test's value."""
 
     def __init__(self, homes: Any = None, moves: Any = ()) -> None:
         self.homes, self.moves = homes, moves
@@ -428,7 +430,7 @@ async def late_answer() -> dict[str, NodeId]:
 
 
 class NoException(BaseException):
-    """What no `except Exception` catches."""
+    """An error that no `except Exception` catches."""
 
 
 @pytest.mark.parametrize(
@@ -462,8 +464,8 @@ def test_a_shard_without_a_usable_answer_goes_to_the_emptiest_region(
     assert set(homes.values()) <= {a, b}
     if isinstance(answer, dict) and len(answer) > 1:
         assert homes == {"x": b, "y": b, "z": a}
-    found = [text[: len(wanted)] for text, wanted in zip(faults, reported, strict=True)]
-    assert found == reported
+    texts = [text[: len(report)] for text, report in zip(faults, reported, strict=True)]
+    assert texts == reported
     assert strategy.calling == ""
 
 

@@ -18,22 +18,22 @@ SEEDS = range(8)
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_S3_20_zipf_loads_are_evened_out_by_few_moves(seed: int) -> None:
-    found = balance(LeastLoad(), seed)
-    assert found.before > LIMIT
-    assert found.busiest <= LIMIT
-    assert found.moves <= 1.5 * found.fewest
-    assert found.again <= 1, "shards do not go to and fro by the error of samples"
+    result = balance(LeastLoad(), seed)
+    assert result.before > LIMIT
+    assert result.busiest <= LIMIT
+    assert result.moves <= 1.5 * result.fewest
+    assert result.again <= 1, "shards do not go to and fro by the error of samples"
 
 
 def test_equal_numbers_do_not_even_out_the_load() -> None:
-    found = balance(LeastShard(), 0)
-    assert (found.moves, found.busiest) == (0, found.before)
+    result = balance(LeastShard(), 0)
+    assert (result.moves, result.busiest) == (0, result.before)
 
 
 def test_S3_20_a_shard_that_is_more_than_a_node_moves_nothing_in_circles() -> None:
-    found = balance(LeastLoad(), 1, nodes=20)  # the busiest shard is four nodes' share
-    assert found.again <= 2
-    assert found.moves < 300
+    result = balance(LeastLoad(), 1, nodes=20)  # the busiest shard is four nodes' share
+    assert result.again <= 2
+    assert result.moves < 300
 
 
 @given(st.lists(st.integers(1, 30), min_size=2, max_size=6), st.integers(2, 3))

@@ -78,7 +78,7 @@ class CoordinatorDriver:
         self.handle(ev.MembersChanged(live))
 
     def handle(self, *events: ev.CoordinatorEvent) -> list[tuple[NodeId, ev.Message]]:
-        """Handle these in one turn, and return what is sent at its end."""
+        """Handle these in one turn, and return the messages at its end."""
         effects = [e for event in events for e in self.coordinator.handle(event, self.now)]
         return self.perform(effects + self.turn())
 
@@ -748,8 +748,8 @@ def test_drained_shards_that_avoid_a_late_region_are_spread_over_the_others() ->
         driver.handle(ev.MessageReceived(node, msg.BeginHandOffAck(node, homes)))
     driver.wait(ShardingSettings().begin_handoff_timeout)
     driver.handle(ev.MessageReceived(B, msg.ShardStopped(B, homes)))
-    given = [home[0] for home in driver.writes[-1].homes.values() if home is not None]
-    assert sorted(given) == [C, C, other, other]
+    targets = [home[0] for home in driver.writes[-1].homes.values() if home is not None]
+    assert sorted(targets) == [C, C, other, other]
 
 
 def test_B65_nothing_is_rebalanced_while_versions_differ() -> None:
@@ -836,7 +836,7 @@ def test_S319_under_any_strategy_a_shard_moves_to_its_place() -> None:
 
 
 def joined(bound: int) -> tuple[CoordinatorDriver, list[tuple[NodeId, ev.Message]]]:
-    """B has joined A, which hosts ten shards, and what is sent when the plan begins."""
+    """B has joined A, which hosts ten shards, and the messages at the begin of the plan."""
     driver = CoordinatorDriver(ShardingSettings(max_moves_in_flight=bound), live=(A,))
     driver.register(A)
     driver.ask(A, *map(str, range(10)))
@@ -1019,13 +1019,13 @@ def test_B77_a_pause_drops_moves_that_have_not_begun() -> None:
     assert len(driver.coordinator.table.shards_at(B)) == 1, "what had begun is done"
 
 
-@pytest.mark.parametrize(("told", "begun"), [(0, 1), (2, 2), (100, 3)])
-def test_B77_the_bound_on_moves_changes_at_run_time(told: int, begun: int) -> None:
+@pytest.mark.parametrize(("bound", "begun"), [(0, 1), (2, 2), (100, 3)])
+def test_B77_the_bound_on_moves_changes_at_run_time(bound: int, begun: int) -> None:
     driver = six_at_a(ShardingSettings(max_moves_in_flight=1))
     driver.handle(Overrides(moves=7, paused=True))
-    driver.handle(Overrides(moves=told))
+    driver.handle(Overrides(moves=bound))
     driver.wait(COALESCE_S)
-    assert driver.coordinator.rebalancing.moves_in_flight == (begun, told or 1)
+    assert driver.coordinator.rebalancing.moves_in_flight == (begun, bound or 1)
 
 
 def test_N10_the_moves_of_a_minute_are_bounded() -> None:
@@ -1093,9 +1093,9 @@ def test_S2_18_S2_19_they_are_noted_again_after_a_change() -> None:
 def test_S2_18_S2_19_a_shard_function_of_the_application_gives_any_number() -> None:
     some = ShardCountCheck(0)
     assert [note for now in range(100) for note in some.notes(200, 20, float(now))] == []
-    found = [note for now in range(100) for note in some.notes(2, 2001, float(now))]
-    assert [note.kind for note in found] == ["too_many_shards"]
-    assert "2001 shards for 2 nodes" in found[0].detail
+    notes = [note for now in range(100) for note in some.notes(2, 2001, float(now))]
+    assert [note.kind for note in notes] == ["too_many_shards"]
+    assert "2001 shards for 2 nodes" in notes[0].detail
 
 
 def test_an_epoch_is_claimed_above_the_store_and_above_gossip() -> None:
@@ -1303,7 +1303,7 @@ def test_an_early_registration_from_before_the_shutdown_is_dropped() -> None:
     assert registry.take_early() == []
 
 
-# Two faults at once, and what a takeover finds
+# Two faults at once, and the state that a takeover reads
 
 
 def adopting(*nodes: NodeId) -> tuple[CoordinatorDriver, Home]:
@@ -1505,8 +1505,8 @@ def test_proxies_do_not_count_for_the_minimum_of_regions() -> None:
 # Instances
 
 
-def pair_of_instances(wanted: int = 2) -> CoordinatorDriver:
-    driver = CoordinatorDriver(instances=Instances(exact=wanted))
+def pair_of_instances(count: int = 2) -> CoordinatorDriver:
+    driver = CoordinatorDriver(instances=Instances(exact=count))
     sent = driver.register(A, B)
     assert [m for m in sent if isinstance(m[1], msg.InstanceCount)] == [
         (node, msg.InstanceCount(1, 2)) for node in (A, B)
@@ -1591,11 +1591,11 @@ def test_S3_47_rows_go_to_distinct_zones_first() -> None:
     driver.handle(ev.MembersChanged((A, B, C), zones={A: "west", B: "west", C: "east"}))
     driver.register(A, B, C)
     driver.ask(A, *(f"{shard}~1" for shard in range(6)))
-    found: dict[str, list[NodeId]] = {}
+    by_row: dict[str, list[NodeId]] = {}
     for row, home in driver.writes[-1].homes.items():
         assert home is not None
-        found.setdefault(row[0], []).append(home[0])
-    assert [nodes.count(C) for nodes in found.values()] == [1] * 6
+        by_row.setdefault(row[0], []).append(home[0])
+    assert [nodes.count(C) for nodes in by_row.values()] == [1] * 6
 
 
 def test_a_row_that_is_handed_on_does_not_join_another_of_its_shard() -> None:

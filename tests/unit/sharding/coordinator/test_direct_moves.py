@@ -48,7 +48,7 @@ class Bench:
         return self.moves.moves["17"].move
 
     def write(self, now: float = 0.0) -> dict[str, tuple[NodeId, int] | None]:
-        """Write what must be written; return the rows."""
+        """Write the due rows; return the rows."""
         writing = self.ledger.plan(None, lambda avoid: ())  # type: ignore[arg-type]
         assert writing is not None
         rows = writing.stored()
@@ -62,8 +62,8 @@ class Bench:
 
 @pytest.mark.parametrize(("phase", "trigger"), list(product(DirectPhase, DirectTrigger)))
 def test_every_trigger_in_every_phase(phase: DirectPhase, trigger: DirectTrigger) -> None:
-    one = DirectMove(ShardMove(OLD, Home("17", B, 9)), "ordered", "rebalance", (), 0.0, phase)
-    check_step(TRANSITIONS, lambda: one.phase, one.advance, trigger)
+    move = DirectMove(ShardMove(OLD, Home("17", B, 9)), "ordered", "rebalance", (), 0.0, phase)
+    check_step(TRANSITIONS, lambda: move.phase, move.advance, trigger)
 
 
 def test_the_diagram_names_every_phase_and_trigger() -> None:
@@ -153,7 +153,7 @@ def test_a_shard_handed_to_a_node_that_died_or_became_a_proxy_runs_nowhere(died:
     bench.live.difference_update({B} if died else ())
     bench.proxies.update(() if died else {B})
     homeless, alone = bench.moves.on_nodes_gone({B: None} if died else {})
-    assert ([one.move for one in homeless], alone) == ([move], [])
+    assert ([homeless_one.move for homeless_one in homeless], alone) == ([move], [])
     assert "17" not in bench.moves
     assert bench.ledger.adopted == {}
 

@@ -22,15 +22,15 @@ A, B, C = (NodeId("n", port, port) for port in (1, 2, 3))
 
 
 def handoff(phase: HandoffPhase = HandoffPhase.BEGIN) -> Handoff:
-    one = Handoff.begin(Home("1", A, 7), HandoffPurpose.REBALANCE, B, [A, B, C])
-    one.phase = phase
-    return one
+    handoff_ = Handoff.begin(Home("1", A, 7), HandoffPurpose.REBALANCE, B, [A, B, C])
+    handoff_.phase = phase
+    return handoff_
 
 
 @pytest.mark.parametrize(("phase", "trigger"), list(product(HandoffPhase, HandoffTrigger)))
 def test_every_trigger_in_every_phase(phase: HandoffPhase, trigger: HandoffTrigger) -> None:
-    one = handoff(phase)
-    check_step(TRANSITIONS, lambda: one.phase, one.advance, trigger)
+    machine = handoff(phase)
+    check_step(TRANSITIONS, lambda: machine.phase, machine.advance, trigger)
 
 
 def test_the_diagram_names_every_phase_and_trigger() -> None:
@@ -45,21 +45,21 @@ def test_freed_is_the_end_and_can_be_reached_from_everywhere() -> None:
 
 
 def test_the_last_acknowledgement_counts_once() -> None:
-    one = handoff()
-    assert [one.on_ack(node) for node in (A, A, B, C, C)] == [False, False, False, True, False]
+    machine = handoff()
+    assert [machine.on_ack(node) for node in (A, A, B, C, C)] == [False, False, False, True, False]
 
 
 def test_an_acknowledgement_after_the_deadline_moves_nothing() -> None:
-    one = handoff()
-    one.advance(HandoffTrigger.DEADLINE)
-    assert list(one.unacked) == [A, B, C], "these are the late ones"
-    assert not any([one.on_ack(A), one.on_ack(B), one.on_ack(C)])
+    machine = handoff()
+    machine.advance(HandoffTrigger.DEADLINE)
+    assert list(machine.unacked) == [A, B, C], "these are the late ones"
+    assert not any([machine.on_ack(A), machine.on_ack(B), machine.on_ack(C)])
 
 
 def test_only_the_deadline_of_stopping_is_counted_as_overdue() -> None:
-    one = handoff()
-    one.advance(HandoffTrigger.DEADLINE)
-    assert one.overdue == 0
-    one.advance(HandoffTrigger.DEADLINE)
-    one.advance(HandoffTrigger.DEADLINE)
-    assert one.overdue == 2
+    machine = handoff()
+    machine.advance(HandoffTrigger.DEADLINE)
+    assert machine.overdue == 0
+    machine.advance(HandoffTrigger.DEADLINE)
+    machine.advance(HandoffTrigger.DEADLINE)
+    assert machine.overdue == 2

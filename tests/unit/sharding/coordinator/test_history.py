@@ -28,9 +28,9 @@ Seen = list[tuple[NodeId | None, NodeId | None, str, int]]
 
 def seen(driver: CoordinatorDriver, shard: str = "1") -> Seen:
     """From, to, why and fence."""
-    found = driver.coordinator.history.of(shard)
-    assert all(change.epoch == driver.coordinator.epoch for change in found)
-    return [(c.source, c.target, c.why, c.fence) for c in found]
+    history = driver.coordinator.history.of(shard)
+    assert all(change.epoch == driver.coordinator.epoch for change in history)
+    return [(c.source, c.target, c.why, c.fence) for c in history]
 
 
 def stops(driver: CoordinatorDriver, home: Home) -> None:
@@ -160,9 +160,9 @@ def test_B150_moves_are_counted_by_how_long_they_took(seconds: float, place: int
     history = ShardHistory()
     history.leaves(Home("1", A, 1), "drain", 0.0)
     history.record("1", None, Home("1", C, 2), 1, seconds, reported=False)
-    wanted = [0] * (len(BUCKETS) + 1)
-    wanted[place] = 1
-    assert history.moved == wanted
+    counts = [0] * (len(BUCKETS) + 1)
+    counts[place] = 1
+    assert history.moved == counts
     assert history.moved_seconds == pytest.approx(seconds)
 
 

@@ -89,7 +89,7 @@ def test_S3_49_N_rises_after_a_while_of_load_and_falls_after_a_longer_one() -> N
     rows.by_load.loads = {A: TypeLoad(149.0)}  # less than half of 300
     assert not rows.update(5, 100.0)
     assert rows.deadline() == 100.0 + FALLS_AFTER_S
-    assert not rows.update(5, 100.0 + FALLS_AFTER_S)  # now fewer are wanted, as after a node's end
+    assert not rows.update(5, 100.0 + FALLS_AFTER_S)  # now fewer are due, as after a node's end
     assert rows.update(5, 100.0 + FALLS_AFTER_S + SHRINK_AFTER_S)
     assert rows.count == 2
 
@@ -121,13 +121,13 @@ def test_a_load_between_half_and_all_of_what_is_enough_keeps_N() -> None:
 
 
 def test_the_load_counts_up_to_the_nodes_and_the_most() -> None:
-    for nodes, most, wanted in ((5, 9, 5), (5, 4, 4), (2, 9, 2)):
+    for nodes, most, expected in ((5, 9, 5), (5, 4, 4), (2, 9, 2)):
         rows = by_load(most=most)
         rows.by_load.loads = {A: TypeLoad(10_000.0)}
         rows.update(nodes, 0.0)
         rows.update(nodes, RISES_AFTER_S)
         rows.update(nodes, RISES_AFTER_S + SHRINK_AFTER_S)
-        assert rows.count == wanted
+        assert rows.count == expected
 
 
 def test_the_load_of_a_node_that_is_gone_does_not_count() -> None:
@@ -169,9 +169,9 @@ EACH = Instances(per_instance=100.0, busy_per_instance=0.5, waiting_per_instance
         (TypeLoad(1.0, 0.8), TypeLoad(1.0, 0.8), 4),
         (TypeLoad(1.0, 0.0, 60.0), TypeLoad(1.0, 0.0, 60.0), 6),
         (TypeLoad(expected=450.0), TypeLoad(expected=300.0), 5),  # the highest, not the sum
-        (TypeLoad(100.0, expected=150.0), TypeLoad(100.0), 2),  # what arrives beyond it counts
+        (TypeLoad(100.0, expected=150.0), TypeLoad(100.0), 2),  # messages beyond it count
         (TypeLoad(250.0, 0.7, 70.0), TypeLoad(), 4),  # of all figures the highest
-        (TypeLoad(150.0, None, None), TypeLoad(100.0, 1.0, None), 3),  # what is known of both
+        (TypeLoad(150.0, None, None), TypeLoad(100.0, 1.0, None), 3),  # the known figures of both
     ],
 )
 def test_S3_49_N_follows_messages_handlers_mailboxes_and_what_is_expected(

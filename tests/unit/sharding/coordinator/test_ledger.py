@@ -144,5 +144,5 @@ def test_a_row_goes_to_a_node_to_avoid_if_every_other_one_hosts_a_sibling() -> N
     made.want("8~1", WantedHome(avoid=(B,)))
     writing = made.plan(by(strategy), lambda avoid: (A,) if avoid else (A, B))
     assert writing is not None
-    found = {row: home.node for row, home in writing.homes.items() if home is not None}
-    assert found == {"7~2": B, "8~1": A}
+    nodes = {row: home.node for row, home in writing.homes.items() if home is not None}
+    assert nodes == {"7~2": B, "8~1": A}

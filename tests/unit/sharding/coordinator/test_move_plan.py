@@ -25,7 +25,7 @@ def named(drawn: list[tuple[NodeId, NodeId]], prefix: str = "") -> list[Move]:
 def one_by_one(
     planned: list[Move], targets: set[NodeId], under_way: list[Move], bound: int, most: int | None
 ) -> tuple[list[Move], list[Move]]:
-    """The rule, with a look at every move: what may begin, and what waits."""
+    """The rule, with a look at every move: the moves that may begin, and those that wait."""
     leaving = Counter(move.source for move in under_way)
     coming = Counter(move.target for move in under_way)
     ready: list[Move] = []
@@ -82,7 +82,9 @@ def test_a_turn_looks_at_the_heads_only(monkeypatch: pytest.MonkeyPatch) -> None
     plan = MovePlan(named([(A, D), (B, D)] * 5_000))
     heads: list[object] = []
     put = MovePlan._put_head
-    monkeypatch.setattr(MovePlan, "_put_head", lambda *given: (heads.append(1), put(*given))[1])
+    monkeypatch.setattr(
+        MovePlan, "_put_head", lambda *arguments: (heads.append(1), put(*arguments))[1]
+    )
     assert len(plan.take((D,), (), 4, None)) == 4
     assert len(heads) <= 2 + 4
 

@@ -22,7 +22,7 @@ from tests.unit.sharding.coordinator.test_coordinator import A, B, C, Coordinato
 
 
 class Own:
-    """Places every shard at B. `moves` is what it plans, `seen` the loads it was given."""
+    """Places every shard at B. `moves` has its plan, `seen` the loads of its input."""
 
     def __init__(self) -> None:
         self.node = B
@@ -42,12 +42,12 @@ class Own:
 
 
 class World(CoordinatorDriver):
-    def __init__(self, own: Any = None, **options: Any) -> None:
-        self.own = own if own is not None else Own()
+    def __init__(self, strategy: Any = None, **options: Any) -> None:
+        self.own = strategy if strategy is not None else Own()
         super().__init__(strategy=self.own, threaded=True, **options)
 
     def answer(self) -> list[tuple[NodeId, ev.Message]]:
-        """The strategy answers what was asked last."""
+        """The strategy answers the last question."""
         return self.handle(self.asked[-1].ask())
 
     def home_by_answer(self, shard: str) -> None:
@@ -96,7 +96,7 @@ def test_a_strategy_that_does_not_return_costs_its_type_a_while_once() -> None:
 
 
 def test_shards_that_do_not_need_the_strategy_do_not_wait_for_it() -> None:
-    """Homes that regions report, and shards that nothing wants any more."""
+    """Homes that regions report, and shards that no entity needs any more."""
     world = ready()
     world.home_by_answer("1")
     world.ask(A, "2")
@@ -191,7 +191,7 @@ class ByLoad(LeastLoad):
 
 
 def test_a_strategy_that_inherits_from_least_load_gets_the_loads_too() -> None:
-    world = ready(own=ByLoad(), live=(A, B))
+    world = ready(strategy=ByLoad(), live=(A, B))
     world.ask(A, "1", "2")
     world.answer()
     world.persisted()

@@ -48,10 +48,10 @@ class World:
         self.asked: list[AskStrategy] = []
 
     def turn(self, now: float, *shards: str) -> dict[str, NodeId] | None:
-        """Ask for homes in one turn; return the answer."""
-        found = self.calls.ask("homes", question(shards)) if shards else None
+        """Request homes in one turn; return the answer."""
+        answer = self.calls.ask("homes", question(shards)) if shards else None
         self.asked += self.calls.end_turn(now)
-        return found
+        return answer
 
     def answer(self, now: float) -> tuple[str, ...]:
         """The strategy answers the last questions; return its faults."""

@@ -1,4 +1,4 @@
-"""The faults of a strategy: when they are noted, and what an operator sees of them."""
+"""The faults of a strategy: when they are noted, and the operator's view of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The versions of the table that travel by gossip, and what the coordinator sends no more."""
+"""The versions of the table that travel by gossip, and the messages that the coordinator sends no
+more."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ Sent = list[tuple[NodeId, ev.Message]]
 
 def tables(sent: Sent) -> list[msg.TableState]:
     """The tables that were sent; each to the region of the coordinator's own node."""
-    found = [(to, one) for to, one in sent if isinstance(one, msg.TableState)]
-    assert all(to == A for to, _ in found)
-    return [one for _, one in found]
+    tables_sent = [(to, message) for to, message in sent if isinstance(message, msg.TableState)]
+    assert all(to == A for to, _ in tables_sent)
+    return [message for _, message in tables_sent]
 
 
 def homes_of(state: msg.TableState) -> list[Home]:

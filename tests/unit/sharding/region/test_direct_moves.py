@@ -47,7 +47,7 @@ def letter(seq: int) -> Letter:
 
 
 class Here:
-    """One region, and what it did since the last look."""
+    """One region, and its actions since the last look."""
 
     def __init__(self, me: NodeId | None) -> None:
         self.now = 0.0
@@ -85,13 +85,13 @@ class Here:
 
     def sent(self) -> list[tuple[NodeId | None, type]]:
         """Messages to other nodes (None is the coordinator), without requests for homes."""
-        found: list[tuple[NodeId | None, type]] = []
+        sent_: list[tuple[NodeId | None, type]] = []
         for effect in self.look():
             if isinstance(effect, ev.Send):
-                found.append((effect.to, type(effect.message)))
+                sent_.append((effect.to, type(effect.message)))
             elif isinstance(effect, ev.SendCoordinator):
-                found.append((None, type(effect.message)))
-        return [one for one in found if one[1] not in (msg.GetShardHome, msg.ShardStarted)]
+                sent_.append((None, type(effect.message)))
+        return [row for row in sent_ if row[1] not in (msg.GetShardHome, msg.ShardStarted)]
 
     def messages(self) -> list[tuple[NodeId, ev.Message]]:
         """Messages to other regions, whole."""
@@ -99,7 +99,7 @@ class Here:
 
     def released(self) -> list[tuple[NodeId, list[int]]]:
         return [
-            (effect.node, [one.seq for one in effect.messages])
+            (effect.node, [message.seq for message in effect.messages])
             for effect in self.look()
             if isinstance(effect, ev.Release)
         ]
@@ -142,8 +142,8 @@ def ack(sender: NodeId) -> msg.MoveAck:
 
 @pytest.mark.parametrize(("phase", "trigger"), list(product(OutgoingPhase, OutgoingTrigger)))
 def test_every_trigger_in_every_phase(phase: OutgoingPhase, trigger: OutgoingTrigger) -> None:
-    one = OutgoingMove(MOVE, mode_of("ordered"), SENDERS, {}, phase)
-    check_step(TRANSITIONS, lambda: one.phase, one.advance, trigger)
+    machine = OutgoingMove(MOVE, mode_of("ordered"), SENDERS, {}, phase)
+    check_step(TRANSITIONS, lambda: machine.phase, machine.advance, trigger)
 
 
 def test_the_diagram_names_every_phase_and_trigger() -> None:
@@ -174,7 +174,7 @@ def test_leftovers_go_before_what_waits_and_behind_switch() -> None:
     done = here.look()
     sent = [e for e in done if isinstance(e, ev.Send | ev.Release)]
     assert [type(e) for e in sent] == [ev.Send, ev.Release]
-    assert [one.seq for one in sent[1].messages] == [1, 2, 3]
+    assert [message.seq for message in sent[1].messages] == [1, 2, 3]
     assert ev.SendCoordinator(msg.ShardMoved(N1, (MOVE,))) in done
 
 
@@ -208,7 +208,7 @@ def test_option_2c_drops_what_comes_and_what_is_left(mode: str) -> None:
 def test_options_4a_and_4b_until_every_sender_has_acknowledged(
     mode: str, drops: bool, via: NodeId
 ) -> None:
-    """A client does not acknowledge. What it sends meanwhile goes the way of the rest."""
+    """A client does not acknowledge. Its messages of the meantime go the way of the rest."""
     here = switched(mode)
     here.deliver(1, via)
     assert here.rejected() == ([(1, "dropped_in_move")] if drops else [])
@@ -481,7 +481,7 @@ def test_a_region_that_has_shut_down_refuses_shards() -> None:
 
 
 def test_a_region_that_knows_a_newer_home_refuses_the_shard() -> None:
-    """The store has lost the move, and the old home learns late of both. Nothing would stop the
+    """The store has lost the move, and the old home receives both late. Nothing would stop the
     shard here: the news of the newer home has come already."""
     here = Here(N2)
     here.got(COORDINATOR, msg.ShardHomes(EPOCH + 1, (Home("17", S, 3),)))
@@ -492,7 +492,7 @@ def test_a_region_that_knows_a_newer_home_refuses_the_shard() -> None:
 
 
 def test_the_old_home_that_is_asked_does_not_acknowledge_for_itself() -> None:
-    """What its own senders have sent before HomesMoved may still wait here."""
+    """Messages of its own senders before HomesMoved may still wait here."""
     here = switched()
     here.got(N2, msg.AckWanted((MOVE,)))
     assert here.messages() == []
@@ -688,14 +688,14 @@ def test_a_prepared_shard_starts_at_the_coordinators_command_only() -> None:
     assert ev.StartShard("17", 2) in here.look()
 
 
-@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("reported", [False, True])
 @pytest.mark.parametrize("node", [N2, S])
 def test_a_prepared_shard_that_no_coordinator_knows_gets_a_home_when_its_old_one_is_gone(
-    node: NodeId, told: bool
+    node: NodeId, reported: bool
 ) -> None:
     """Switch was lost, and the store has lost the move. Senders use the new home already."""
     here = new_home(runs=False)
-    if told:
+    if reported:
         here.got(COORDINATOR, msg.HomesMoved(EPOCH, "ordered", (MOVE,)))
     here.deliver(1, S)
     here.do(ev.NodeGone(N1))
@@ -817,12 +817,12 @@ def test_the_old_home_reports_the_move_to_its_clients_when_it_hands_over(
 def test_what_a_dead_new_home_gives_back_of_others_does_not_go_behind_their_later_messages(
     mode: str, refused: list[int]
 ) -> None:
-    """Their senders may have acknowledged, and use the next home by themselves. What the old home
-    itself had sent goes on, and a Flush, for which its sender waits."""
+    """Their senders may have acknowledged, and use the next home by themselves. Messages of the old
+    home itself go on, and a Flush, for which its sender waits."""
     here = switched(mode)
-    forwarded, own, flush = letter(1), letter(2), replace(letter(3), flush_id=1)
+    forwarded, last, flush = letter(1), letter(2), replace(letter(3), flush_id=1)
     forwarded.hops = flush.hops = 1
-    here.do(ev.NodeGone(N2, tuple(("17", one) for one in (forwarded, own, flush))))
+    here.do(ev.NodeGone(N2, tuple(("17", message) for message in (forwarded, last, flush))))
     assert here.rejected() == [(seq, "stopped") for seq in refused]
     here.got(COORDINATOR, msg.ShardHomes(EPOCH, (Home("17", S, 3),)))
     assert here.released() == [(S, [seq for seq in (1, 2, 3) if seq not in refused])]
@@ -925,14 +925,16 @@ def test_local_senders_of_the_new_home_wait_until_its_own_acknowledgement_is_bac
     assert here.released() == [(N2, [1])]
 
 
-# What entities carry.
+# Carried states.
 
 CARRIED = msg.CarriedEntity("t", "e", b"state", b"data")
 
 
 def carried_by(effects: list[ev.RegionEffect]) -> list[msg.Carry | msg.Switch]:
-    found = (one.message for one in effects if isinstance(one, ev.Send) and one.to == N2)
-    return [one for one in found if isinstance(one, msg.Carry | msg.Switch)]
+    messages = (
+        message.message for message in effects if isinstance(message, ev.Send) and message.to == N2
+    )
+    return [message for message in messages if isinstance(message, msg.Carry | msg.Switch)]
 
 
 def test_what_entities_carry_precedes_switch() -> None:
@@ -961,13 +963,13 @@ def test_no_message_exceeds_the_bounds() -> None:
     *parts, last = carried_by(here.look())
     assert last == msg.Switch((MOVE,))
     sent = [part.entities for part in parts if isinstance(part, msg.Carry)]
-    assert [one for part in sent for one in part] == [*large, *small]
+    assert [message for part in sent for message in part] == [*large, *small]
     assert all(len(part) <= msg.CARRIED_MAX for part in sent)
-    assert all(sum(one.size for one in part) <= msg.CARRIED_BYTES_MAX for part in sent)
+    assert all(sum(message.size for message in part) <= msg.CARRIED_BYTES_MAX for part in sent)
 
 
 def starts(here: Here) -> list[ev.StartShard]:
-    return [one for one in here.look() if isinstance(one, ev.StartShard)]
+    return [effect for effect in here.look() if isinstance(effect, ev.StartShard)]
 
 
 def test_the_shard_starts_with_what_was_carried() -> None:
@@ -985,7 +987,7 @@ def test_what_comes_from_another_node_or_too_late_is_refused() -> None:
     here.got(N1, msg.Switch((MOVE,)))
     assert starts(here) == [ev.StartShard("17", 2)]
     here.got(N1, msg.Carry(MOVE, (CARRIED,)))
-    notes = [one.kind for one in here.look() if isinstance(one, ev.Note)]
+    notes = [effect.kind for effect in here.look() if isinstance(effect, ev.Note)]
     assert notes == ["carry_refused"]
 
 
@@ -996,7 +998,7 @@ def test_what_exceeds_the_bound_of_a_node_is_refused(monkeypatch: pytest.MonkeyP
     here.got(N1, msg.Carry(MOVE, (CARRIED._replace(id="f"),)))
     here.got(N1, msg.Switch((MOVE,)))
     effects = here.look()
-    assert [one for one in effects if isinstance(one, ev.StartShard)] == [
+    assert [effect for effect in effects if isinstance(effect, ev.StartShard)] == [
         ev.StartShard("17", 2, (CARRIED,))
     ]
-    assert "carry_refused" in [one.kind for one in effects if isinstance(one, ev.Note)]
+    assert "carry_refused" in [effect.kind for effect in effects if isinstance(effect, ev.Note)]

@@ -189,8 +189,8 @@ def test_a_home_that_awaits_leftovers_lets_in_nothing_else_before() -> None:
     host = msg.HostShard(1, (home(ME, 6),), (home(B, 5),))
     effects = driver.receive(host)
     flush = next(at for at, e in enumerate(effects) if isinstance(e, ev.SendFlush))
-    asked = effects.index(ev.Send(B, msg.PassOn((home(ME, 6),))))
-    assert flush < asked, "the Flush is behind what waits there, and the leftovers goes before it"
+    index = effects.index(ev.Send(B, msg.PassOn((home(ME, 6),))))
+    assert flush < index, "the Flush is behind what waits there, and the leftovers goes before it"
     effects = driver.handle(ev.ShardReady("1"))
     assert released(effects) == []
     assert ev.SetArrivals("1", True, via=B) in effects
@@ -239,17 +239,17 @@ def test_only_the_home_right_after_the_old_one_awaits_its_leftovers() -> None:
     driver = CoordinatorDriver(live=(ME,))
     old = moving_out(driver, ("2",))
     hosts = [message for _, message in driver.persisted() if isinstance(message, msg.HostShard)]
-    [told] = hosts
-    assert told.behind == (old,)
+    [host] = hosts
+    assert host.behind == (old,)
     again = [m for _, m in driver.wait(60) if isinstance(m, msg.HostShard)]
-    assert again[0] == told, "a question that is repeated is the same"
+    assert again[0] == host, "a question that is repeated is the same"
 
 
 def test_a_home_without_leftovers_is_not_awaited() -> None:
     driver = CoordinatorDriver(live=(ME,))
     moving_out(driver, ())
-    [told] = [message for _, message in driver.persisted() if isinstance(message, msg.HostShard)]
-    assert told.behind == ()
+    [host] = [message for _, message in driver.persisted() if isinstance(message, msg.HostShard)]
+    assert host.behind == ()
 
 
 def moving_out(driver: CoordinatorDriver, leftovers: tuple[str, ...]) -> msg.Home:

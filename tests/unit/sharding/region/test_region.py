@@ -100,16 +100,18 @@ def sent(effects: list[ev.RegionEffect]) -> list[ev.Message]:
 
 def sent_to(effects: list[ev.RegionEffect], node: NodeId) -> list[ev.Message]:
     """Messages to one node."""
-    return [one.message for one in effects if isinstance(one, ev.Send) and one.to == node]
+    return [
+        effect.message for effect in effects if isinstance(effect, ev.Send) and effect.to == node
+    ]
 
 
 def released(effects: list[ev.RegionEffect]) -> list[tuple[NodeId, list[str]]]:
-    found: list[tuple[NodeId, list[str]]] = []
+    batches: list[tuple[NodeId, list[str]]] = []
     for effect in effects:
         if isinstance(effect, ev.Release):
-            messages = [one.text for one in effect.messages if isinstance(one, Message)]
-            found.append((effect.node, messages))
-    return found
+            messages = [message.text for message in effect.messages if isinstance(message, Message)]
+            batches.append((effect.node, messages))
+    return batches
 
 
 def test_an_unknown_home_is_requested_once_and_waiting_messages_go_in_order() -> None:
@@ -275,7 +277,7 @@ def test_the_bound_on_bytes_counts_too() -> None:
 def test_a_buffer_counts_what_it_takes(sizes: list[int]) -> None:
     buffers = RouteBuffers(20, 200)
     taken = [message for size in sizes if buffers.add(message := Message("m", size))]
-    assert (buffers.messages, buffers.bytes) == (len(taken), sum(one.size for one in taken))
+    assert (buffers.messages, buffers.bytes) == (len(taken), sum(each.size for each in taken))
     assert buffers.messages <= 20
     assert buffers.bytes <= 200
     buffers.remove(list(taken))
@@ -366,12 +368,12 @@ def test_a_flush_without_an_echo_is_repeated_until_the_old_home_dies() -> None:
     assert released(driver.handle(ev.NodeGone(B))) == [(C, ["m1"])]
 
 
-@pytest.mark.parametrize("known", [False, True])
-def test_begin_handoff_is_acknowledged_at_once_if_no_message_is_under_way(known: bool) -> None:
+@pytest.mark.parametrize("is_known", [False, True])
+def test_begin_handoff_is_acknowledged_at_once_if_no_message_is_under_way(is_known: bool) -> None:
     driver = RegionDriver()
-    if known:
+    if is_known:
         driver.host()
-    old = home(ME if known else B, 5)
+    old = home(ME if is_known else B, 5)
     effects = driver.receive(msg.BeginHandOff(1, (old,)))
     assert sent(effects) == [msg.BeginHandOffAck(ME, (old,))]
     assert not [e for e in effects if isinstance(e, ev.SendFlush)]
@@ -638,7 +640,7 @@ def test_a_home_that_a_refused_region_learns_is_closed_by_the_next_refusal() -> 
     driver.receive(refused)
     assert ev.SetRoute("1", B) in driver.receive(homes(B, 6))
     assert ev.SetRoute("1", None) in driver.receive(refused)
-    assert not [one for one in driver.receive(refused) if isinstance(one, ev.SetRoute)]
+    assert not [effect for effect in driver.receive(refused) if isinstance(effect, ev.SetRoute)]
     assert ev.Reject("1", Message("m"), REJECT_REFUSED) in driver.send("m")
 
 
@@ -677,8 +679,8 @@ def test_a_client_gets_every_home_with_its_first_request_if_homes_travel_by_goss
     driver = RegionDriver()
     driver.receive(table_of(1, 1, home(B, 6), home(C, 9, "2")), sender=C)
     client = NodeId("client", 0, 7)
-    told = sent_to(driver.receive(msg.GetShardHome(("2",)), sender=client), client)
-    assert told == [msg.ShardHomes(1, (home(C, 9, "2"), home(B, 6)))]
+    homes = sent_to(driver.receive(msg.GetShardHome(("2",)), sender=client), client)
+    assert homes == [msg.ShardHomes(1, (home(C, 9, "2"), home(B, 6)))]
     again = sent_to(driver.receive(msg.GetShardHome(("2",)), sender=client), client)
     assert again == [msg.ShardHomes(1, (home(C, 9, "2"),))]
 

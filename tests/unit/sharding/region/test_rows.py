@@ -32,8 +32,8 @@ def region() -> ShardRegion:
 
 
 def rejected(effects: list[ev.RegionEffect]) -> list[str]:
-    found = [e for e in effects if isinstance(e, ev.Reject) and e.reason == REJECT_NO_INSTANCE]
-    return [e.message.text for e in found if isinstance(e.message, Word)]
+    rejects = [e for e in effects if isinstance(e, ev.Reject) and e.reason == REJECT_NO_INSTANCE]
+    return [e.message.text for e in rejects if isinstance(e.message, Word)]
 
 
 def count(made: ShardRegion, number: int) -> list[ev.RegionEffect]:
@@ -63,9 +63,9 @@ def test_what_a_dead_node_never_got_for_a_row_that_is_gone_is_rejected() -> None
 
 
 def homes(made: ShardRegion, *rows: str) -> list[str]:
-    """Tell the region homes of rows, end the turn, and return what it gives back."""
-    known = tuple(Home(row, CLIENT, number) for number, row in enumerate(rows, 1))
-    effects = made.handle(ev.MessageReceived(PEER, msg.ShardHomes(1, known)), 0.0)
+    """Tell the region homes of rows, end the turn, and return its effects."""
+    homes_ = tuple(Home(row, CLIENT, number) for number, row in enumerate(rows, 1))
+    effects = made.handle(ev.MessageReceived(PEER, msg.ShardHomes(1, homes_)), 0.0)
     effects += made.tick(0.0)
     made.check()
     return rejected(effects)
@@ -102,12 +102,12 @@ def test_a_client_learns_N_with_its_first_request_and_when_it_changes() -> None:
     count(made, 3)
 
     def sent(effects: list[ev.RegionEffect]) -> list[int]:
-        found = [e.message for e in effects if isinstance(e, ev.Send) and e.to == CLIENT]
-        return [m.count for m in found if isinstance(m, msg.InstanceCount)]
+        answers = [e.message for e in effects if isinstance(e, ev.Send) and e.to == CLIENT]
+        return [m.count for m in answers if isinstance(m, msg.InstanceCount)]
 
-    asked = ev.MessageReceived(CLIENT, msg.GetShardHome(("7~1",)))
-    assert sent(made.handle(asked, 0.0)) == [3]
-    assert sent(made.handle(asked, 0.0)) == []
+    question = ev.MessageReceived(CLIENT, msg.GetShardHome(("7~1",)))
+    assert sent(made.handle(question, 0.0)) == [3]
+    assert sent(made.handle(question, 0.0)) == []
     assert sent(count(made, 3)) == []
     assert sent(count(made, 2)) == [2]
 
@@ -132,8 +132,8 @@ def test_a_stale_coordinator_does_not_change_N() -> None:
 def test_homes_are_asked_for_without_a_message() -> None:
     made = region()
     made.handle(ev.Watch(("7~1", "7~2")), 0.0)
-    asked = [e.message for e in made.tick(0.0) if isinstance(e, ev.SendCoordinator)]
-    assert msg.GetShardHome(("7~1", "7~2")) in asked
+    questions = [e.message for e in made.tick(0.0) if isinstance(e, ev.SendCoordinator)]
+    assert msg.GetShardHome(("7~1", "7~2")) in questions
 
 
 def test_the_absence_of_a_home_has_its_reason() -> None:

@@ -1,4 +1,4 @@
-"""The table by gossip: what one region answers, and how a version reaches many."""
+"""The table by gossip: the answer of one region, and how a version reaches many."""
 
 from __future__ import annotations
 
@@ -30,39 +30,39 @@ def table(number: int = 1, epoch: int = 1, nodes: tuple[NodeId, ...] = NODES) ->
 
 
 class One:
-    """One region's part, and what it has sent."""
+    """One region's part, and its messages."""
 
     def __init__(self, me: NodeId | None = ME) -> None:
         self.out: list[ev.RegionEffect] = []
         self.gossip = TableGossip(me, self.out)
 
     def sent(self) -> list[tuple[NodeId, object]]:
-        found = [(one.to, one.message) for one in self.out if isinstance(one, ev.Send)]
+        rows = [(effect.to, effect.message) for effect in self.out if isinstance(effect, ev.Send)]
         self.out.clear()
-        return found
+        return rows
 
 
 def test_a_newer_table_is_used_and_reported_to_the_fingers() -> None:
-    one = One()
-    assert sorted(one.gossip.on_state(B, table(), 0.0)) == sorted(HOMES)
-    assert one.gossip.version == (1, 1)
-    assert one.sent() == [(C, TableStatus(1, 1)), (E, TableStatus(1, 1))]  # B has it
+    region = One()
+    assert sorted(region.gossip.on_state(B, table(), 0.0)) == sorted(HOMES)
+    assert region.gossip.version == (1, 1)
+    assert region.sent() == [(C, TableStatus(1, 1)), (E, TableStatus(1, 1))]  # B has it
 
 
 @pytest.mark.parametrize("again", [table(1), table(0), table(9, epoch=0)])
 def test_a_table_that_is_not_newer_is_ignored(again: TableState) -> None:
-    one = One()
-    one.gossip.on_state(B, table(), 0.0)
-    one.sent()
-    assert one.gossip.on_state(C, again, 1.0) == ()
-    assert (one.gossip.version, one.sent()) == ((1, 1), [])
+    region = One()
+    region.gossip.on_state(B, table(), 0.0)
+    region.sent()
+    assert region.gossip.on_state(C, again, 1.0) == ()
+    assert (region.gossip.version, region.sent()) == ((1, 1), [])
 
 
 def test_a_malformed_table_is_noted_and_not_used() -> None:
-    one = One()
-    assert one.gossip.on_state(B, TableState(1, 1, NODES, b"no table"), 0.0) == ()
-    assert [n.kind for n in one.out if isinstance(n, ev.Note)] == ["table_refused"]
-    assert one.gossip.version == NO_VERSION
+    region = One()
+    assert region.gossip.on_state(B, TableState(1, 1, NODES, b"no table"), 0.0) == ()
+    assert [n.kind for n in region.out if isinstance(n, ev.Note)] == ["table_refused"]
+    assert region.gossip.version == NO_VERSION
 
 
 STATE = table(5)
@@ -82,80 +82,80 @@ STATE = table(5)
 def test_of_two_versions_the_newer_one_travels(
     theirs: TableVersion, wants: bool, answer: object
 ) -> None:
-    one = One()
-    one.gossip.on_state(ME, STATE, 0.0)
-    one.sent()
-    one.gossip.on_status(D, TableStatus(*theirs, wants), 0.0)
-    assert one.sent() == ([(D, answer)] if answer else [])
+    region = One()
+    region.gossip.on_state(ME, STATE, 0.0)
+    region.sent()
+    region.gossip.on_status(D, TableStatus(*theirs, wants), 0.0)
+    assert region.sent() == ([(D, answer)] if answer else [])
 
 
 def test_one_version_is_asked_of_one_node_at_a_time() -> None:
-    one = One()
+    region = One()
     for sender, at in ((B, 0.0), (C, REQUEST_S / 2), (D, REQUEST_S)):
-        one.gossip.on_status(sender, TableStatus(1, 3), at)
-    one.gossip.on_status(E, TableStatus(1, 4), REQUEST_S)
-    assert [to for to, _ in one.sent()] == [B, D, E]
+        region.gossip.on_status(sender, TableStatus(1, 3), at)
+    region.gossip.on_status(E, TableStatus(1, 4), REQUEST_S)
+    assert [to for to, _ in region.sent()] == [B, D, E]
 
 
 def test_every_second_another_finger_is_asked() -> None:
-    one = One()
-    one.gossip.on_state(ME, table(), 0.0)
-    one.sent()
-    asked = []
+    region = One()
+    region.gossip.on_state(ME, table(), 0.0)
+    region.sent()
+    receivers = []
     for turn in range(1, 5):
-        one.gossip.tick(turn * STATUS_S - 0.01)
-        assert one.sent() == []
-        one.gossip.tick(turn * STATUS_S)
-        asked += [to for to, _ in one.sent()]
-        assert one.gossip.due == (turn + 1) * STATUS_S
-    assert sorted(asked) == sorted([B, C, E, asked[0]])
+        region.gossip.tick(turn * STATUS_S - 0.01)
+        assert region.sent() == []
+        region.gossip.tick(turn * STATUS_S)
+        receivers += [to for to, _ in region.sent()]
+        assert region.gossip.due == (turn + 1) * STATUS_S
+    assert sorted(receivers) == sorted([B, C, E, receivers[0]])
 
 
 def test_nothing_is_sent_to_nodes_that_are_gone() -> None:
-    one = One()
-    one.gossip.on_state(ME, table(), 0.0)
+    region = One()
+    region.gossip.on_state(ME, table(), 0.0)
     for node in (B, C, E):
-        one.gossip.on_node_gone(node)
-    one.sent()
-    one.gossip.on_state(ME, table(2), 1.0)
-    assert one.sent() == [(D, TableStatus(1, 2))]
-    one.gossip.on_node_back(C)
-    one.gossip.on_state(ME, table(3), 2.0)
-    assert [to for to, _ in one.sent()] == [C, D]
+        region.gossip.on_node_gone(node)
+    region.sent()
+    region.gossip.on_state(ME, table(2), 1.0)
+    assert region.sent() == [(D, TableStatus(1, 2))]
+    region.gossip.on_node_back(C)
+    region.gossip.on_state(ME, table(3), 2.0)
+    assert [to for to, _ in region.sent()] == [C, D]
 
 
 def test_a_table_of_an_earlier_coordinator_is_forgotten() -> None:
-    one = One()
-    one.gossip.on_state(ME, table(4), 0.0)
-    one.gossip.forget_before(1)
-    assert one.gossip.version == (1, 4)
-    one.gossip.forget_before(2)
-    assert (one.gossip.version, one.gossip.due) == (NO_VERSION, None)
-    one.sent()
-    one.gossip.tick(10.0)
-    assert one.sent() == []
+    region = One()
+    region.gossip.on_state(ME, table(4), 0.0)
+    region.gossip.forget_before(1)
+    assert region.gossip.version == (1, 4)
+    region.gossip.forget_before(2)
+    assert (region.gossip.version, region.gossip.due) == (NO_VERSION, None)
+    region.sent()
+    region.gossip.tick(10.0)
+    assert region.sent() == []
 
 
 def test_a_client_takes_no_part() -> None:
-    one = One(None)
-    assert one.gossip.on_state(B, table(), 0.0) == ()
-    one.gossip.on_status(B, TableStatus(1, 3, wants_answer=True), 0.0)
-    assert (one.gossip.version, one.sent()) == (NO_VERSION, [])
+    region = One(None)
+    assert region.gossip.on_state(B, table(), 0.0) == ()
+    region.gossip.on_status(B, TableStatus(1, 3, wants_answer=True), 0.0)
+    assert (region.gossip.version, region.sent()) == (NO_VERSION, [])
 
 
 def test_N_17_who_is_behind_is_asked_and_known_once_it_answers() -> None:
-    one = One()
-    one.gossip.on_state(ME, table(2), 0.0)
-    one.gossip.on_status(B, TableStatus(1, 2), 0.0)
-    one.gossip.on_node_gone(C)
-    one.sent()
-    assert one.gossip.behind((1, 2)) == [D, E]
-    one.gossip.ask_versions()
-    assert one.sent() == [(D, TableStatus(1, 2, True)), (E, TableStatus(1, 2, True))]
-    one.gossip.on_status(D, TableStatus(1, 1), 0.0)
-    one.gossip.on_status(E, TableStatus(1, 3), 0.0)
-    assert one.gossip.behind((1, 2)) == [D]
-    assert one.gossip.behind((1, 1)) == []
+    region = One()
+    region.gossip.on_state(ME, table(2), 0.0)
+    region.gossip.on_status(B, TableStatus(1, 2), 0.0)
+    region.gossip.on_node_gone(C)
+    region.sent()
+    assert region.gossip.behind((1, 2)) == [D, E]
+    region.gossip.ask_versions()
+    assert region.sent() == [(D, TableStatus(1, 2, True)), (E, TableStatus(1, 2, True))]
+    region.gossip.on_status(D, TableStatus(1, 1), 0.0)
+    region.gossip.on_status(E, TableStatus(1, 3), 0.0)
+    assert region.gossip.behind((1, 2)) == [D]
+    assert region.gossip.behind((1, 1)) == []
 
 
 class Cluster:
@@ -168,7 +168,7 @@ class Cluster:
 
     def step(self, seconds: float = 0.01) -> None:
         self.now += seconds
-        sent = [(node, *row) for node, one in self.regions.items() for row in one.sent()]
+        sent = [(node, *row) for node, region in self.regions.items() for row in region.sent()]
         self.messages += len(sent)
         for source, to, message in sent:
             if self.dice.random() < self.lost:
@@ -179,12 +179,12 @@ class Cluster:
             else:
                 assert isinstance(message, TableStatus)
                 gossip.on_status(source, message, self.now)
-        for one in self.regions.values():
-            if one.gossip.due is not None and one.gossip.due <= self.now:
-                one.gossip.tick(self.now)
+        for region in self.regions.values():
+            if region.gossip.due is not None and region.gossip.due <= self.now:
+                region.gossip.tick(self.now)
 
     def behind(self, version: TableVersion) -> int:
-        return sum(one.gossip.version < version for one in self.regions.values())
+        return sum(region.gossip.version < version for region in self.regions.values())
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 17, 100])

@@ -1,4 +1,4 @@
-"""What strangers send to a door: sessions, parts and bytes stay bounded, whoever goes too far is
+"""Bytes of strangers at a door: sessions, parts and bytes stay bounded, whoever goes too far is
 ended and counted, and who keeps the protocol loses nothing by it."""
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ async def test_a_message_without_end_is_ended(door: Door, monkeypatch: pytest.Mo
 
 
 async def test_a_connection_that_is_read_may_send_any_number_of_bytes(door: Door) -> None:
-    """What counts is what nobody has read; and those whose connection is ended send it again."""
+    """Unread messages count; and those whose connection is ended send it again."""
     door.guard._unread_max = 1 << 20
     client = door.client()
     session = client.session_to(Address("127.0.0.1", door.me.port), probe=True)
@@ -226,8 +226,8 @@ async def test_a_mistake_of_the_guard_costs_a_moment_and_no_message(door: Door) 
             session.outbox.tell(ADD, f"{n}-{at}", b"\x00")
         await until(lambda: door.node.dropped_frames.get("too_much_unread") == n + 1, "the end")  # noqa: B023
         assert await door.ask(client, b"\x02") == 2
-    told = [row[1] for row in door.taker.got if row[0] == "tell"]
-    assert told == [f"{n}-{at}" for n in range(5) for at in range(200)]
+    tells = [row[1] for row in door.taker.got if row[0] == "tell"]
+    assert tells == [f"{n}-{at}" for n in range(5) for at in range(200)]
     assert door.lost == []
 
 
@@ -349,7 +349,7 @@ async def _echo_port() -> int:
     return int(server.sockets[0].getsockname()[1])
 
 
-# What a session may cost
+# The bound of a session
 
 
 async def test_parts_of_no_bytes_have_an_end() -> None:
@@ -387,9 +387,9 @@ async def test_batches_of_no_bytes_are_not_held_without_end() -> None:
     ids=["runs", "ids", "asks", "replies", "chains"],
 )
 def test_a_hostile_batch_costs_a_small_multiple_of_its_size(run: list[object]) -> None:
-    one = msgpack.packb(run)
-    count = (1 << 20) // len(one)
-    body = b"\xdd" + count.to_bytes(4, "big") + one * count
+    frame = msgpack.packb(run)
+    count = (1 << 20) // len(frame)
+    body = b"\xdd" + count.to_bytes(4, "big") + frame * count
     tracemalloc.start()
     try:
         decode_batch(body)
@@ -435,7 +435,7 @@ AT_MOST = {
 }
 CONNECTING = {zmq.CONNECT_TIMEOUT: 2000, zmq.RECONNECT_IVL: 100, zmq.RECONNECT_IVL_MAX: 2000}
 LATER = {zmq.SUBSCRIBE}
-"""What may be set at any time."""
+"""The options that may be set at any time."""
 
 
 class SpySocket(Socket):
@@ -531,9 +531,9 @@ def test_a_descriptor_that_belongs_to_another_socket_by_now_is_no_connection(
     guard = ConnectionGuard(
         listener, connections_max=10, on_cut=lambda reason: None, limit=HandshakeLimit()
     )
-    one, other = socket.socketpair()
-    with one, other:
-        guard._opened(one.fileno(), 0.0)
+    first, other = socket.socketpair()
+    with first, other:
+        guard._opened(first.fileno(), 0.0)
     assert guard.connections == 0
     guard.stop()
     listener.close(0)

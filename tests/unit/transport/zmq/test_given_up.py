@@ -23,7 +23,7 @@ ME, PEER = NodeId("127.0.0.1", 7355, 1), NodeId("127.0.0.1", 7357, 2)
 
 
 class Ears:
-    """Writes down what PUB/SUB receives."""
+    """Writes down received PUB/SUB messages."""
 
     def __init__(self) -> None:
         self.heard: list[bytes] = []

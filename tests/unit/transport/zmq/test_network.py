@@ -1,4 +1,4 @@
-"""Connections of the ZeroMQ network: what they keep when they are closed."""
+"""Connections of the ZeroMQ network: their buffers when they are closed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_connection_closed_in_the_pause_after_a_failed_handshake_opens_no_sock
     resolver = SimpleNamespace(watch=lambda host, call: Name())
     owner: Any = SimpleNamespace(keyring=None, loop=world.loop, resolver=resolver)
 
-    def nothing(*given: object) -> None: ...
+    def nothing(*arguments: object) -> None: ...
 
     dealer = world.run(
         lambda: network._Dealer(owner, Address("h", 1), nothing, nothing, nothing, nothing)

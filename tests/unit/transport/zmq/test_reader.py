@@ -1,5 +1,5 @@
-"""Reading by a descriptor: nothing is left lying, nobody is starved, and what no edge told of is
-found by the watchdog."""
+"""Reading by a descriptor: nothing is left lying, nobody is starved, and the watchdog finds
+messages without an edge."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ async def test_a_turn_takes_a_bounded_number_and_the_rest_comes_by_itself(ends: 
 
 
 async def test_a_message_may_end_the_turn(ends: Ends) -> None:
-    """What the loop has to do comes before the next message."""
+    """The loop's other work comes before the next message."""
     lengths: list[int] = []
 
     def take(parts: list[bytes]) -> None:
@@ -167,7 +167,7 @@ async def test_a_message_may_end_the_turn(ends: Ends) -> None:
 
 
 async def test_a_peer_that_floods_does_not_starve_another(ends: Ends) -> None:
-    """There is always a message of the one; those of the other are read in turn with them."""
+    """One always has a message; the other's messages are read in turn with them."""
     flooding, modest = ends.dealer(), ends.dealer()
     for dealer in (flooding, modest):
         dealer.send(b"hello")

@@ -299,7 +299,7 @@ class Ends:
         return end
 
     def kill(self, end: Endpoint) -> None:
-        """What a process that is killed does: its sockets go, and it says nothing."""
+        """The end of a killed process: its sockets go, and it says nothing."""
         self.all.remove(end)
         assert end._timer is not None
         assert isinstance(end.network, ZmqNetwork)
