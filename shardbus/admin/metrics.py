@@ -171,7 +171,7 @@ class _Collector:
                 states.add_metric([name], region.host.state_sizes.total)
                 expired.add_metric([name], region.host.counts.expired)
             shards.add_metric([name], len(region.host.shards))
-            waiting.add_metric([name], region.host.recovery.waiting)
+            waiting.add_metric([name], region.host.waiting_starts)
             for outcome, count in sorted(counts.carried.items()):
                 carried.add_metric([name, outcome], count)
             for cause, count in sorted(counts.started.items()):

@@ -35,7 +35,7 @@ from shardbus.deliveries.record import DeliveryRecord, PendingDelivery
 from shardbus.entities.activation import Activation, LifeState, Message, Shard
 from shardbus.entities.entity_type import EntityType, Invoker, layers
 from shardbus.entities.gate import SuspensionGate
-from shardbus.entities.remembering import EntityRecovery, EntityRelocation, RememberedEntities
+from shardbus.entities.remembering import RememberedEntities
 from shardbus.error_text import text_of
 from shardbus.errors import ConfigError, ShardBusError, StoreUnavailable
 from shardbus.guarded_log import GuardedLog
@@ -121,18 +121,17 @@ class EntitySends:
         """Names for producers, which no other one has or had."""
         self._outgoing: dict[Activation, Outgoing] = {}
         self._listed: dict[Activation, list[asyncio.Future[None]]] = {}
-        self.recovery = EntityRecovery(settings, loop, activate, gate)
-        name = kind.name + LIST
         self.lists = RememberedEntities(
-            name,
+            kind.name + LIST,
             store,
             loop,
-            pause_max=settings.shard_failure_backoff,
+            settings,
+            gate,
             start=self._on_listed,
-            recover=self.recovery.put,
             settled=settled,
+            start_elsewhere=start_elsewhere,
+            again=activate,
         )
-        self.relocation = EntityRelocation(name, loop, start_elsewhere, self.lists.forget, activate)
 
     @property
     def unconfirmed(self) -> int:
@@ -316,8 +315,6 @@ class EntitySends:
     def close(self) -> None:
         """Cancel everything: the node ends."""
         self.lists.stop()
-        self.recovery.stop()
-        self.relocation.stop()
         for outgoing in self._outgoing.values():
             outgoing.sender.abandon()
         self._outgoing.clear()

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterator
@@ -38,6 +39,7 @@ from shardbus.entities.activation import (
 from shardbus.entities.carrying import WAKE_MAX, CarriedStates
 from shardbus.entities.context import Context, FirstContext, InstanceContext
 from shardbus.entities.deaf_entities import DeafEntities
+from shardbus.entities.deferred import DeferredWork
 from shardbus.entities.deliveries import RECORD, EntityDeliveries
 from shardbus.entities.entity_sends import EntitySends, delivers
 from shardbus.entities.entity_type import EntityType, Invoker, StopReason
@@ -45,7 +47,7 @@ from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.lost_attributes import watch_states
 from shardbus.entities.passivation import Passivator
 from shardbus.entities.reassertion import raise_fences
-from shardbus.entities.remembering import EntityRecovery, EntityRelocation, RememberedEntities
+from shardbus.entities.remembering import RememberedEntities
 from shardbus.entities.reminding import Reminding
 from shardbus.entities.runner import EntityRunner, failure_for_asker
 from shardbus.entities.state_changes import StateChange
@@ -101,23 +103,17 @@ class Host:
         delivery: DeliverySettings | None = None,
         delivered: DeliveryCounts | None = None,
     ) -> None:
-        self.gate = gate or SuspensionGate()
         self.kind, self.settings, self.node_name, self.loop = kind, settings, node_name, loop
         self.deliveries = EntityDeliveries(
             kind, delivery or DeliverySettings(), lambda: self.wall_clock()
         )
-        self._compresses = settings.state_compression != "none"
-        self.name, self.ref = kind.name, ref
-        self.patience = max(1.0, settings.handoff_timeout - 5.0)
-        """Seconds that an entity has to stop before it is cut off."""
+        self.ref = ref
         self.stopper = Stopper(kind, self.patience, self._gone)
-        self.runner = EntityRunner(kind, settings, loop, keeper, self.stopper.finish, self.gate)
+        self.runner = EntityRunner(kind, settings, loop, keeper, self.stopper.finish, gate)
         self.stopper.attach(self.runner)
-        self.outside = self.runner.running_handlers.eager.outside
-        """The context of timers: not the context of the handler that sets one."""
         self.tracer: Any = None
         """The tracer (`routing.tracer`) of a node with tracing."""
-        self.counts, self.deferred = self.runner.counts, self.runner.deferred
+        self.counts = self.runner.counts
         self.active: dict[str, Activation] = {}
         self._index: Index | None = None
         self._context = FirstContext if kind.interface.instances is None else InstanceContext
@@ -137,7 +133,6 @@ class Host:
         refused."""
         self._left: dict[str, list[tuple[str, Message]]] = {}
         self._keeper, self._on_down, self._shard_of = keeper, on_down, shard_of
-        self.recovery = EntityRecovery(settings, loop, self._revive, self.gate)
         self.remembered: RememberedEntities | None = None
         if settings.remember:
             self._remember(store, start_elsewhere)
@@ -185,17 +180,51 @@ class Host:
         self, store: StateStore, start_elsewhere: Callable[[str], Awaitable[None]]
     ) -> None:
         """Let entities run whenever their shard does."""
-        remembered = self.remembered = RememberedEntities(
+        self.remembered = RememberedEntities(
             self.name,
             store,
             self.loop,
-            pause_max=self.settings.shard_failure_backoff,
+            self.settings,
+            self.gate,
             start=self._listed,
-            recover=self.recovery.put,
+            again=self._revive,
             settled=self._maybe_down,
+            start_elsewhere=start_elsewhere,
         )
-        forget, again = remembered.forget, self._revive
-        self._relocation = EntityRelocation(self.name, self.loop, start_elsewhere, forget, again)
+
+    @property
+    def name(self) -> str:
+        """The name of the entity type."""
+        return self.kind.name
+
+    @property
+    def gate(self) -> SuspensionGate:
+        """The gate of the node."""
+        return self.runner.gate
+
+    @property
+    def deferred(self) -> DeferredWork:
+        """The work that entities have put off."""
+        return self.runner.deferred
+
+    @property
+    def outside(self) -> contextvars.Context:
+        """The context of timers: not the context of the handler that sets one."""
+        return self.runner.running_handlers.eager.outside
+
+    @property
+    def patience(self) -> float:
+        """Seconds that an entity has to stop before it is cut off."""
+        return max(1.0, self.settings.handoff_timeout - 5.0)
+
+    @property
+    def _compresses(self) -> bool:
+        return self.settings.state_compression != "none"
+
+    @property
+    def waiting_starts(self) -> int:
+        """Entities on lists that are still to be started."""
+        return sum(each.recovery.waiting for each in self._lists)
 
     @property
     def _lists(self) -> list[RememberedEntities]:
@@ -216,7 +245,7 @@ class Host:
             return None
         self.gate.close_if_due()
         if self._shard_of(entity_id) != hosted.shard:
-            sends.relocation.move(hosted, entity_id)
+            sends.lists.relocation.move(hosted, entity_id)
             return None
         return self.activate(hosted, entity_id, "deliveries")
 
@@ -423,7 +452,7 @@ class Host:
             return None
         self.gate.close_if_due()
         if self._shard_of(entity_id) != hosted.shard:
-            self._relocation.move(hosted, entity_id)
+            self.remembered.relocation.move(hosted, entity_id)
             return None
         return self.activate(hosted, entity_id, "remembered")
 
@@ -535,12 +564,10 @@ class Host:
         self.gate.end()
         if self.remembered is not None:
             self.remembered.stop()
-            self._relocation.stop()
         if self.runner.reminding is not None:
             self.runner.reminding.stop()
         if self.deliveries.sends is not None:
             self.deliveries.sends.close()
-        self.recovery.stop()
         self.deferred.close()
         self.runner.close()
         self.passivator.stop()

@@ -81,25 +81,35 @@ class ShardNotHosted(Exception):
 
 
 class RememberedEntities:
-    """The lists of one type's shards on one node. `start(activation)` is called once the store has
-    a new entity, `recover(hosted, ids)` with the ids read from a list, `settled(hosted)` when a
-    shard has no write under way any more. `pause_max`: at most that many seconds between two
-    attempts."""
+    """The lists of one type's shards on one node, the recovery of the entities on them, and the
+    relocation of those that belong to other shards.
+
+    Args:
+        start: called once the store has a new entity.
+        again: starts an entity that was read from a list, if it is still to be started.
+        settled: called when a shard has no write under way any more.
+        start_elsewhere: starts an entity in its right shard.
+    """
 
     def __init__(
         self,
         entity_type: str,
         store: StateStore,
         loop: asyncio.AbstractEventLoop,
+        settings: ShardingSettings,
+        gate: SuspensionGate,
         *,
-        pause_max: float,
         start: Callable[[Activation], None],
-        recover: Callable[[Shard, list[str]], None],
+        again: Start,
         settled: Callable[[Shard], None],
+        start_elsewhere: Callable[[str], Awaitable[None]],
     ) -> None:
         self.entity_type = entity_type
-        self._store, self._loop, self._pause_max = store, loop, pause_max
-        self._start, self._recover, self._settled = start, recover, settled
+        self.recovery = EntityRecovery(settings, loop, again, gate)
+        self.relocation = EntityRelocation(entity_type, loop, start_elsewhere, self.forget, again)
+        self._store, self._loop = store, loop
+        self._pause_max = settings.shard_failure_backoff
+        self._start, self._settled = start, settled
         self._lists: dict[Shard, ShardList] = {}
         self._tasks = TaskSet()
 
@@ -163,7 +173,9 @@ class RememberedEntities:
         return activations
 
     def stop(self) -> None:
-        """Cancel all store operations: the node ends."""
+        """Cancel all store operations, recovery and relocation: the node ends."""
+        self.recovery.stop()
+        self.relocation.stop()
         self._tasks.cancel()
         self._lists.clear()
 
@@ -181,7 +193,7 @@ class RememberedEntities:
                 ids, cursor = await self._insist(shard_list, page)
                 fresh = [i for i in ids if i not in shard_list.touched]
                 shard_list.listed.update(fresh)
-                self._recover(shard_list.hosted, fresh)
+                self.recovery.put(shard_list.hosted, fresh)
         shard_list.read, shard_list.touched = True, set()
 
     def _want(self, shard_list: ShardList, entity_id: str, listed: bool) -> None:

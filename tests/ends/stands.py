@@ -7,9 +7,11 @@ import contextlib
 import inspect
 from dataclasses import replace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import Activation, Shard
+from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.remembering import RememberedEntities
 from shardbus.errors import RequestError
 from shardbus.ids import NodeId
@@ -111,10 +113,12 @@ class Remembered:
             "page",
             cast("StateStore", store),
             loop,
-            pause_max=2.0,
+            ShardingSettings(shard_failure_backoff=2.0),
+            SuspensionGate(),
             start=lambda activation: self.events.append(f"starts {activation.key}"),
-            recover=lambda hosted, ids: None,
+            again=lambda hosted, entity_id: None,
             settled=lambda hosted: None,
+            start_elsewhere=AsyncMock(),
         )
         self.added = ["a"]
 

@@ -161,7 +161,7 @@ async def test_N14_a_gauge_says_how_many_are_still_to_start(nodes: Nodes) -> Non
     host = node.regions["counter"].host
 
     def begun() -> bool:
-        return host.entities > 0 and host.entities + host.recovery.waiting == len(IDS)
+        return host.entities > 0 and host.entities + host.waiting_starts == len(IDS)
 
     await until(begun, "the lists were read and the first entities started")
     assert host.entities < len(IDS)

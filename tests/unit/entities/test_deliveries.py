@@ -207,7 +207,7 @@ async def test_an_entity_that_started_before_its_shard_read_the_list_leaves_it()
         hosted = host.find("a", "").shard
         row = cluster.world.store.data.remembered["account" + LIST, hosted.shard]
         row.entity_ids[:] = ["a"]
-        host.deliveries.sends.recovery.put(hosted, ["a"])
+        host.deliveries.sends.lists.recovery.put(hosted, ["a"])
         await cluster.advance(3)
         assert row.entity_ids == []
 

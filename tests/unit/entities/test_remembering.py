@@ -275,7 +275,7 @@ async def test_S2_77_TSU11_every_strategy_starts_all_remembered_entities(
         entity_recovery_constant_rate_frequency=0.001,
     )
     await until(lambda: again.host.entities == len(names), "everybody")
-    assert again.host.recovery.waiting == 0
+    assert again.host.waiting_starts == 0
 
 
 async def test_S2_78_TSU11_the_constant_strategy_starts_a_number_at_a_time() -> None:
@@ -290,8 +290,8 @@ async def test_S2_78_TSU11_the_constant_strategy_starts_a_number_at_a_time() -> 
     )
     await until(lambda: again.host.entities, "the first few")
     await turns(50)
-    assert (again.host.entities, again.host.recovery.waiting) == (3, 17)
-    wait = again.host.recovery._due - asyncio.get_running_loop().time()
+    assert (again.host.entities, again.host.waiting_starts) == (3, 17)
+    wait = again.host.remembered.recovery._due - asyncio.get_running_loop().time()
     assert 3000.0 < wait <= 3600.0
     assert await again.ask("e19", "hit", 7) == 7
     assert again.host.entities == 4
