@@ -621,6 +621,7 @@ async def test_a_forecast_of_a_strategy_that_hangs_is_refused(
     with pytest.raises(Refused, match="the strategy of 't' has not answered"):
         await world.it.ask_strategy(machine, lambda: blocking.go_on.wait(PATIENCE_S))
     blocking.go_on.set()
+    monkeypatch.setattr(coordinator_shell, "ANSWER_S", PATIENCE_S)
     assert await world.it.ask_strategy(machine, lambda: 7) == 7
 
 
