@@ -27,6 +27,7 @@ from shardbus.client.outbox import ClientOutbox
 from shardbus.client.regions import CLOSED, ClientRegions
 from shardbus.client.stored import PAGE, ForEach, call_each, stored_ids
 from shardbus.client.towards import Towards
+from shardbus.client.work_queue import ClientQueue, HasValues
 from shardbus.errors import (
     BufferFull,
     ConfigError,
@@ -59,6 +60,7 @@ from shardbus.wire.schema import decode_value, encode_value
 log = GuardedLog("shardbus.client")
 
 E = TypeVar("E")
+V = TypeVar("V")
 ASK_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 10.0
 CLOSE_S = 2.0
@@ -376,6 +378,14 @@ class AsyncClient(Towards):
         outbox = ClientOutbox(name, owner, ask, self.router_of)
         self._outboxes.add(outbox)
         return outbox
+
+    def queue(self, kind: type[HasValues[V]], entity_id: str) -> ClientQueue[V]:
+        """Return the means to put into a queue of work, and to work on its items.
+
+        Raises:
+            ConfigError: it is no class of queues, or the id is not valid.
+        """
+        return ClientQueue(self, kind, entity_id)
 
     async def _ask_contact(self, key: Key, arguments: tuple[object, ...]) -> Any:
         """Ask the contact a question about the cluster.
