@@ -323,14 +323,14 @@ async def test_a_failure_of_the_writer_ends_the_activation_whatever_supervision_
     class Stubborn(WorkQueue[str]):
         pass
 
+    async def fail(*events: object) -> None:
+        raise RuntimeError("as by a defect of the store")
+
     async with EntityProbe(Stubborn, "a") as probe:
         assert await probe.ref.put([b"\xa1a"], "p", 1) == 1
-        probe.store.stop()
-        with pytest.raises((EntityFailed, RequestError)):
-            await probe.ask("put", [b"\xa1b"], "p", 2, timeout=30.0)
-        probe.store.start()
-        await probe.advance(20)
-        stored = len(await probe.ask("pull", 9, 0.0, "w/1", timeout=60.0))
-        await probe.crash()
-        shown = await probe.ref.show()
-        assert shown["ready"] + shown["leased"] == stored
+        vars(probe.entity)["persist"] = fail
+        with pytest.raises(EntityFailed):
+            await probe.ref.put([b"\xa1b"], "p", 2)
+        assert await probe.ref.put([b"\xa1c"], "p", 3) == 1
+        rows = await probe.ref.pull(9, 0.0, "w/1")
+        assert [row[3] for row in rows] == [b"\xa1a", b"\xa1c"], "the failed put is not there"

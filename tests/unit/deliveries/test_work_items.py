@@ -268,6 +268,17 @@ def test_only_the_holder_gives_an_item_back_or_extends_its_lease() -> None:
     assert home.numbers("z/1") == [1]
 
 
+def test_an_item_whose_lease_was_extended_twice_goes_to_one_worker_only() -> None:
+    home = Home()
+    home.put(b"a")
+    home.pull("x/1")
+    for _ in range(2):
+        home.do(ExtendWork("x/1", [1]))
+    home.after(30)
+    assert home.numbers("y/1") == [1]
+    assert home.numbers("z/1") == []
+
+
 def test_an_item_is_set_aside_after_its_last_attempt_and_blocks_nobody() -> None:
     home = Home(attempts=2)
     home.put(b"poison", b"good")
