@@ -83,7 +83,7 @@ FOR_THE_NODE: dict[str, frozenset[str]] = {
         "busy", "contact", "on_asks", "on_control", "on_flush", "on_relayed", "on_tells",
         "router_of", "to_contact",
     }),
-    "ClientQueue": frozenset({"confirm", "release", "extend", "decode"}),
+    "ClientQueue": frozenset({"confirm", "release", "extend", "decode", "leave"}),
     "WorkQueue": frozenset({"cancel", "leave", "wake", "receive", "on_start"}),
 }  # fmt: skip
 """Methods that the library calls itself."""

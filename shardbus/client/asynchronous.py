@@ -133,6 +133,7 @@ class AsyncClient(Towards):
         self._refused_tells = RefusedTells()
         self._contact: Contact
         self._outboxes: WeakSet[ClientOutbox] = WeakSet()
+        self._queues: WeakSet[ClientQueue[Any]] = WeakSet()
         self._entered = self._closed = False
         self.lost_messages = 0
         """Tells whose arrival is unknown: their node died, or was silent for too long, before it
@@ -211,7 +212,8 @@ class AsyncClient(Towards):
     async def close(self) -> None:
         """Close the client. It first waits up to two seconds for tells to be acknowledged; call
         `flush` before to wait longer. Tells without an acknowledgement are counted in
-        `lost_messages`."""
+        `lost_messages`. Items of queues that are being given back have two seconds, too."""
+        await asyncio.gather(*(queue.leave() for queue in list(self._queues)))
         if self._closed:
             return
         self._closed = True
@@ -385,7 +387,9 @@ class AsyncClient(Towards):
         Raises:
             ConfigError: it is no class of queues, or the id is not valid.
         """
-        return ClientQueue(self, kind, entity_id)
+        queue = ClientQueue(self, kind, entity_id)
+        self._queues.add(queue)
+        return queue
 
     async def _ask_contact(self, key: Key, arguments: tuple[object, ...]) -> Any:
         """Ask the contact a question about the cluster.

@@ -17,7 +17,8 @@ put that is given up may have been taken or not.
 **Confirmations** share requests in the same way; a repeated one changes nothing.
 
 **Pulls** are long polls. One without an answer is repeated with its token, and gets the items that
-it has leased. Items of a pull that are not begun when the iteration ends are given back.
+it has leased. Items of a pull that are not begun when the iteration ends are given back, by a task,
+because a generator that is collected cannot wait. A client that closes waits for these tasks.
 
 Source: docs/how-to/queue-work.md; B.104.
 """
@@ -221,7 +222,7 @@ class ClientQueue(Generic[T]):
         self.name: str = f"{platform.node():.60}-{os.getpid()}-{secrets.token_hex(4)}"
         """The name of this producer and worker; operators see it with the items that it has."""
         self._pulls = count(1)
-        self._tasks = TaskSet()
+        self._tasks, self._returns = TaskSet(), TaskSet()
         self._puts = SharedRequests(self._send_puts, self._tasks)
         self._confirmations = SharedRequests(self._send_confirmations, self._tasks)
 
@@ -286,7 +287,7 @@ class ClientQueue(Generic[T]):
                         yield work
             finally:
                 if held:
-                    await self._give_back(held)
+                    self._give_back(held)
 
     async def pull(
         self, most: int = 1, *, wait: float = PULL_WAIT_S, patience: float = PATIENCE_S
@@ -297,7 +298,7 @@ class ClientQueue(Generic[T]):
         try:
             return await self._pull(token, most, wait, patience)
         except asyncio.CancelledError:
-            self._tasks.spawn(self._cancel(token))
+            self._returns.spawn(self._cancel(token))
             raise
 
     async def _pull(self, token: str, most: int, wait: float, patience: float) -> list[Work[T]]:
@@ -343,12 +344,21 @@ class ClientQueue(Generic[T]):
         async with asyncio.TaskGroup() as group:
             _ = [group.create_task(one()) for _ in range(at_once)]
 
-    async def _give_back(self, held: Iterable[Work[T]]) -> None:
+    def _give_back(self, held: Iterable[Work[T]]) -> None:
         """Give items of one pull back that were not begun. If it fails, their leases end."""
-        works = list(held)
+        with contextlib.suppress(RuntimeError):  # without a loop the process ends
+            asyncio.get_running_loop()
+            works = list(held)
+            numbers, token = [work.number for work in works], works[0].token
+            self._returns.spawn(self._return(numbers, token))
+
+    async def _return(self, numbers: list[int], token: str) -> None:
         with contextlib.suppress(RequestError, LocalProtocolError):
-            numbers = [work.number for work in works]
-            await self.release(numbers, works[0].token, within=LEAVE_S)
+            await self.release(numbers, token, within=LEAVE_S)
+
+    async def leave(self) -> None:
+        """Wait, for up to 2 s, until items are given back: the client closes."""
+        await self._returns.wait(LEAVE_S)
 
     async def confirm(self, numbers: Iterable[int], *, timeout: float = TIMEOUT_S) -> None:
         """Remove items that are done. Raises RequestError if there is no answer in time."""

@@ -4,6 +4,7 @@ up."""
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -283,7 +284,33 @@ async def test_an_iteration_that_ends_gives_back_what_it_has_not_begun() -> None
     items = queue.work(most=3)
     work = await anext(items)
     await items.aclose()
+    await queue.leave()
     assert home.seen[-1] == ("release", [2, 3], work.token, "")
+
+
+def test_a_worker_that_is_cancelled_gives_all_its_items_back_before_its_client_closes() -> None:
+    with EntityProbe(Jobs, "a") as probe:
+
+        async def work() -> None:
+            async for item in probe.client.queue(Jobs, "a").work(most=3):
+                async with item:
+                    await asyncio.Event().wait()
+
+        async def scenario() -> None:
+            client = probe.client
+            await client.queue(Jobs, "a").put_many(["a", "b", "c"])
+            worker = asyncio.ensure_future(work())
+            await asyncio.sleep(1)
+            assert (await client.ref(Jobs, "a").show())["leased"] == 3
+            worker.cancel()
+            await asyncio.wait([worker])
+            del worker
+            gc.collect()
+            await asyncio.sleep(1)
+            shown = await client.ref(Jobs, "a").show()
+            assert (shown["ready"], [one["attempts"] for one in shown["items"]]) == (3, [0, 0, 0])
+
+        probe.run(scenario())
 
 
 @virtual
