@@ -1,6 +1,6 @@
 """Measure a queue of work on one node, and the same items in a saved state, in turn.
 
-    put one        one caller puts items of 100 B, one after the other
+    put one        one caller puts items of 100 B into a queue that has 1,000
     put many       256 callers
     through        4 callers put, and 8 workers pull, do nothing and confirm
     saved state    one caller; each put saves all items, of which 1,000 are there
@@ -50,12 +50,12 @@ async def repeated(
 class Drain:
     """Workers that take all items of a queue, and do nothing with them."""
 
-    def __init__(self, queue: ClientQueue[bytes], workers: int, most: int) -> None:
+    def __init__(self, queue: ClientQueue[bytes], workers: int) -> None:
         self.done = 0
-        self._tasks = [asyncio.ensure_future(self._work(queue, most)) for _ in range(workers)]
+        self._tasks = [asyncio.ensure_future(self._work(queue)) for _ in range(workers)]
 
-    async def _work(self, queue: ClientQueue[bytes], most: int) -> None:
-        async for work in queue.work(most=most):
+    async def _work(self, queue: ClientQueue[bytes]) -> None:
+        async for work in queue.work():
             async with work:
                 self.done += 1
 
@@ -82,7 +82,8 @@ async def compare(store: str, product: Product) -> None:
     for run in range(RUNS):
         for name, callers in (("put one", 1), ("put many", 256), ("through", 4)):
             queue = client.queue(Jobs, f"{name}-{run}")
-            drain = Drain(queue, 8, 1) if name == "through" else Drain(queue, 4, 100)
+            await queue.put_many([BODY] * DEPTH if name != "through" else [])
+            drain = Drain(queue, 8 if name == "through" else 0)
             rate, taken = await repeated(partial(queue.put, BODY), callers)
             await drain.end()
             rates.setdefault(name, []).append(rate)

@@ -17,7 +17,8 @@ meter = Meter()
 class Jobs(WorkQueue[bytes]):
     """A queue of work."""
 
-    limit = 2000
+    limit = 100_000
+    bytes_limit = 32 * 2**20
 
 
 @dataclass
