@@ -233,9 +233,10 @@ class ClientQueue(Generic[T]):
         once. Waits while the queue is full.
 
         Raises:
-            BufferFull: the queue is full for longer than `timeout` seconds. SchemaError: the value
-                is not of the queue's class. MessageTooLarge: it is over 1 MiB. It is not put then.
-            RequestError: no answer in time; it may have been put.
+            SchemaError: the value is not of the queue's class. MessageTooLarge: it is over 1 MiB.
+                It is not put then.
+            BufferFull: the queue is full for longer than `timeout` seconds. AskTimeout: no answer
+                in this time. It may have been put.
         """
         await self.put_many([value], timeout=timeout)
 
@@ -251,10 +252,21 @@ class ClientQueue(Generic[T]):
         try:
             await self._puts.add([(body, 0) for body in bodies], timeout)
         except TimeoutError:
-            raise self._puts.trouble or BufferFull(
+            if self._puts.trouble is not None:
+                raise self._late("put", timeout, self._puts.trouble) from None
+            full = BufferFull(
                 f"the queue {self._ref.entity_id!r} is full",
                 hint="add workers; `shardbus queue show` has its items",
-            ) from None
+            )
+            full.definite = False  # the request under way may still find room
+            raise full from None
+
+    def _late(self, what: str, timeout: float, trouble: Exception | None) -> AskTimeout:
+        """Return the error for a request without an answer. An earlier copy of it may have been
+        handled, whatever became of the last one."""
+        last = "" if trouble is None else f": {described(trouble)}"
+        name = self._ref.entity_id
+        return AskTimeout(f"the queue {name!r} has not answered a {what} in {timeout:g} s{last}")
 
     async def _send_puts(self, batch: list[_Entry]) -> int:
         ref = self._ref.within(PUT_WAIT_S + ANSWER_S)
@@ -365,8 +377,8 @@ class ClientQueue(Generic[T]):
         try:
             await self._confirmations.add([(b"", number) for number in numbers], timeout)
         except TimeoutError:
-            text = f"the queue {self._ref.entity_id!r} has not confirmed in {timeout:g} s"
-            raise self._confirmations.trouble or AskTimeout(text) from None
+            trouble = self._confirmations.trouble
+            raise self._late("confirmation", timeout, trouble) from None
 
     async def _send_confirmations(self, batch: list[_Entry]) -> int:
         await self._ref.within(ANSWER_S).confirm([entry.number for entry in batch])
