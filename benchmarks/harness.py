@@ -22,6 +22,7 @@ the ratio is taken pair by pair, because shared machines drift.
     python -m benchmarks.balance       loads by Zipf's law, simulated
     python -m benchmarks.saves         asks that save, beside a bare client of the store
     python -m benchmarks.deliveries    deliveries beside asks of the same handlers
+    python -m benchmarks.queues        queues of work, and their items in a saved state
     python -m benchmarks.loads         first asks of stored entities, beside bare reads
     python -m benchmarks.listing       1,000,000 stored ids, listed by a client
     python -m benchmarks.transfer      100,000 states, exported and imported

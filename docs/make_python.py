@@ -19,7 +19,10 @@ from pathlib import Path
 from typing import Any, get_overloads
 
 import shardbus
+from shardbus.client.blocking import BlockingQueue, BlockingWork
+from shardbus.client.work_queue import ClientQueue, Work
 from shardbus.cluster import Cluster
+from shardbus.delivery import WorkQueue
 from shardbus.embedding import EmbeddedNode
 from shardbus.entities import entity_options
 from shardbus.entities.entity_options import EntityArguments
@@ -67,7 +70,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 
 BESIDE: dict[str, tuple[type, ...]] = {
     "Applications": (EmbeddedNode,),
-    "Sending": (Ref,),
+    "Entities": (WorkQueue,),
+    "Sending": (Ref, ClientQueue, Work, BlockingQueue, BlockingWork),
     "The cluster": (Cluster, ExternalAllocation),
     "Testing": (TestCluster, TestNode, ClusterStore, EntityProbe),
 }
@@ -79,6 +83,8 @@ FOR_THE_NODE: dict[str, frozenset[str]] = {
         "busy", "contact", "on_asks", "on_control", "on_flush", "on_relayed", "on_tells",
         "router_of", "to_contact",
     }),
+    "ClientQueue": frozenset({"confirm", "release", "extend", "decode", "leave"}),
+    "WorkQueue": frozenset({"cancel", "leave", "wake", "receive", "on_start"}),
 }  # fmt: skip
 """Methods that the library calls itself."""
 
@@ -112,6 +118,10 @@ MADE_FOR_YOU = frozenset(
         "TestNode",
         "ClusterStore",
         "EmbeddedNode",
+        "ClientQueue",
+        "Work",
+        "BlockingQueue",
+        "BlockingWork",
     }
 )
 """Classes whose objects the library makes."""

@@ -44,6 +44,7 @@ SEARCH: dict[str, float] = {
     "how-to/back-up.md": 5,
     "how-to/timers.md": 5,
     "how-to/event-sourcing.md": 5,
+    "how-to/queue-work.md": 5,
     "start.md": 3,
     "tutorial.md": 3,
     "changelog.md": 0.1,

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
 
 from shardbus.admin.shard_control import ShardControl
+from shardbus.client.work_queue import ClientQueue, HasValues
 from shardbus.cluster import Cluster, RunningNode
 from shardbus.config.loading import for_types, from_environment, load, nested_at
 from shardbus.config.options import closest, read, unknown
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound=type)
 E = TypeVar("E")
+V = TypeVar("V")
 K = TypeVar("K", bound=Callable[[], Any])
 M = TypeVar("M", bound=Callable[[Any], Any])
 
@@ -220,6 +222,14 @@ class ShardBus:
             NodeLost: the node was downed, and rejoins at this moment.
         """
         return cast("E", self._running().ref(kind, entity_id))
+
+    def queue(self, kind: type[HasValues[V]], entity_id: str) -> ClientQueue[V]:
+        """The means to put into a queue of work and to work on its items, inside a node.
+
+        Raises:
+            ConfigError: it is no class of queues. LocalProtocolError: no node runs here.
+        """
+        return ClientQueue(self, kind, entity_id)
 
     @awaited
     def start_entity(self, kind: str | type, entity_id: str) -> Sent[None]:

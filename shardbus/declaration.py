@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import CodeType
-from typing import Any
+from typing import Any, cast
 
 from shardbus.config.options import closest, unknown
 from shardbus.config.settings import ShardingSettings
-from shardbus.entities.entity_options import ARGUMENTS, EntityOptions, Supervision
+from shardbus.entities.entity_options import ARGUMENTS, DEFAULTS, EntityOptions, Supervision
 from shardbus.entities.entity_type import (
     Directive,
     EntityType,
@@ -100,6 +100,7 @@ def entity_type_of(
     Raises:
         ConfigError: an invalid declaration, with its place.
     """
+    options = cast("EntityOptions", {**getattr(cls, DEFAULTS, {}), **options})
     declared = declared_settings(name, options)
     settings = ShardingSettings().for_type(name, declared)
     entity_id_of, shard_of = options.get("extract_entity_id"), options.get("extract_shard_id")

@@ -118,7 +118,7 @@ def no_handlers_of(cls: type) -> dict[str, str]:
     return hints
 
 
-OWN_MODULES = (Entity.__module__, "shardbus.event_sourced")
+OWN_MODULES = (Entity.__module__, "shardbus.event_sourced", "shardbus.delivery")
 """The modules of the bases that applications subclass."""
 
 

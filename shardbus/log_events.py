@@ -59,6 +59,7 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ("outbox", "outbox %r: a delivery is given up, %s: %s"): _event(
         "outbox_delivery_given_up", "outbox reason error"
     ),
+    ("work_queue", "item %d of %r failed: %s"): _event("work_failed", "item queue error"),
     ("event_log", "%s %r has no new snapshot: %s"): _event("snapshot_failed", f"{_ENTITY} error"),
     ("reminding", "%s shard %s: %s"): _event("reminders_call_refused", "entity_type shard error"),
     ("reminding", "%s shard %s: a call for its reminders failed"): _event(

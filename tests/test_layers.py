@@ -71,6 +71,7 @@ FLOORS = {
     "shardbus.admin": 8,
     "shardbus.entity": 9,
     "shardbus.event_sourced": 9,
+    "shardbus.delivery": 9,
     "shardbus.declaration": 9,
     "shardbus.handlers": 9,
     "shardbus.placement": 9,
@@ -91,6 +92,8 @@ SIBLINGS = {
     ("shardbus.declaration", "shardbus.entity"),
     ("shardbus.declaration", "shardbus.event_sourced"),
     ("shardbus.declaration", "shardbus.handlers"),
+    ("shardbus.delivery", "shardbus.entity"),
+    ("shardbus.delivery", "shardbus.event_sourced"),
     ("shardbus.event_sourced", "shardbus.entity"),
     ("shardbus.handlers", "shardbus.entity"),
     ("shardbus.store", "shardbus.transport"),
@@ -109,10 +112,11 @@ ENTRY_POINTS = {
     "shardbus.testing.store_suite",
     "shardbus.testing.allocation_suite",
     "shardbus.integrations.starlette",
+    "shardbus.delivery",
 }
 """Modules that are started or imported from outside: the command, the process of a node of
 `shardbus dev`, the application of a new project, the simulator of replicas, the suites that tests
-of users subclass, and the modules that web applications import."""
+of users subclass, and the modules that applications import by their own names."""
 
 SMALL_LINES = 40
 """A module below this size, with one importer, belongs into its importer."""

@@ -142,9 +142,29 @@ def ask(
     as_json: AsJson = False,
 ) -> None:
     """Send a message and print the answer, always as JSON."""
+    method, values = parse_words(words or [])
+    reply = answer_of(node, entity_type, entity_id, method, values, timeout, secret, to)
+    output.data(as_text(reply))
+
+
+def answer_of(
+    node: str,
+    entity_type: str,
+    entity_id: str,
+    method: str | None,
+    values: list[Any],
+    timeout: float,
+    secret: Path | None,
+    to: str | None = None,
+) -> Any:
+    """Return the answer of an entity to a handler's name with its arguments, or to a message for
+    `receive`, as JSON can show it.
+
+    Raises:
+        CommandFailure: the answer is an error, or none came.
+    """
     from shardbus.errors import RequestError, advice_of
 
-    method, values = parse_words(words or [])
     kind = _kind(node, entity_type, entity_id)
 
     async def send(client: AsyncClient) -> object:
@@ -156,13 +176,12 @@ def ask(
         return plain(answer)
 
     try:
-        reply = _with_client(node, timeout, secret, send)
+        return _with_client(node, timeout, secret, send)
     except RequestError as error:
         failure = CommandFailure.of(error)
         raise CommandFailure(
             failure.message, failure.hint or advice_of(error), code=failure.code
         ) from None
-    output.data(as_text(reply))
 
 
 def plain(answer: object) -> object:

@@ -27,6 +27,7 @@ from shardbus.client.outbox import ClientOutbox
 from shardbus.client.regions import CLOSED, ClientRegions
 from shardbus.client.stored import PAGE, ForEach, call_each, stored_ids
 from shardbus.client.towards import Towards
+from shardbus.client.work_queue import ClientQueue, HasValues
 from shardbus.errors import (
     BufferFull,
     ConfigError,
@@ -59,6 +60,7 @@ from shardbus.wire.schema import decode_value, encode_value
 log = GuardedLog("shardbus.client")
 
 E = TypeVar("E")
+V = TypeVar("V")
 ASK_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 10.0
 CLOSE_S = 2.0
@@ -131,6 +133,7 @@ class AsyncClient(Towards):
         self._refused_tells = RefusedTells()
         self._contact: Contact
         self._outboxes: WeakSet[ClientOutbox] = WeakSet()
+        self._queues: WeakSet[ClientQueue[Any]] = WeakSet()
         self._entered = self._closed = False
         self.lost_messages = 0
         """Tells whose arrival is unknown: their node died, or was silent for too long, before it
@@ -209,7 +212,8 @@ class AsyncClient(Towards):
     async def close(self) -> None:
         """Close the client. It first waits up to two seconds for tells to be acknowledged; call
         `flush` before to wait longer. Tells without an acknowledgement are counted in
-        `lost_messages`."""
+        `lost_messages`. Items of queues that are being given back have two seconds, too."""
+        await asyncio.gather(*(queue.leave() for queue in list(self._queues)))
         if self._closed:
             return
         self._closed = True
@@ -376,6 +380,16 @@ class AsyncClient(Towards):
         outbox = ClientOutbox(name, owner, ask, self.router_of)
         self._outboxes.add(outbox)
         return outbox
+
+    def queue(self, kind: type[HasValues[V]], entity_id: str) -> ClientQueue[V]:
+        """Return the means to put into a queue of work, and to work on its items.
+
+        Raises:
+            ConfigError: it is no class of queues, or the id is not valid.
+        """
+        queue = ClientQueue(self, kind, entity_id)
+        self._queues.add(queue)
+        return queue
 
     async def _ask_contact(self, key: Key, arguments: tuple[object, ...]) -> Any:
         """Ask the contact a question about the cluster.

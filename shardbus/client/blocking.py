@@ -11,16 +11,23 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from shardbus.client.asynchronous import ASK_TIMEOUT_S, TRACES_A_SECOND, AsyncClient
 from shardbus.client.outbox import ClientOutbox
 from shardbus.client.stored import PAGE, ForEach, call_each_here
 from shardbus.client.thread_bridge import TellItem, ThreadBridge, ThreadSender
 from shardbus.client.towards import Towards
+from shardbus.client.work_queue import (
+    PATIENCE_S,
+    TIMEOUT_S,
+    ClientQueue,
+    HasValues,
+    Work,
+)
 from shardbus.ids import check_id
 from shardbus.routing.refs import Ref, milliseconds, named, pack, question
 from shardbus.routing.region import Region
@@ -32,6 +39,7 @@ from shardbus.wire.schema import Decode
 
 E = TypeVar("E")
 T = TypeVar("T")
+V = TypeVar("V")
 
 SET_BY_OPENING = ("_bridge", "_client", "_to")
 """The attributes of a client that it has once it is open."""
@@ -290,6 +298,15 @@ class Client(BlockingTowards):
         """
         return BlockingOutbox(self._run, self._client.outbox(name))
 
+    def queue(self, kind: type[HasValues[V]], entity_id: str) -> BlockingQueue[V]:
+        """Return the means to put into a queue of work, and to work on its items. Raises as
+        `AsyncClient.queue`."""
+
+        async def make() -> ClientQueue[V]:
+            return self._client.queue(kind, entity_id)
+
+        return BlockingQueue(self._run, self._run(make))
+
     def stored(
         self, kind: str | type, *, prefix: str = "", shard: str | None = None
     ) -> Iterator[str]:
@@ -360,6 +377,86 @@ class Client(BlockingTowards):
     def flush(self) -> None:
         """Block until a node has acknowledged every tell so far."""
         self._run(self._client.flush)
+
+
+class BlockingQueue(Generic[T]):
+    """A queue of work, for threads. Several threads may use one."""
+
+    def __init__(
+        self, run: Callable[[Callable[[], Awaitable[Any]]], Any], queue: ClientQueue[T]
+    ) -> None:
+        self._run, self._queue = run, queue
+
+    @property
+    def name(self) -> str:
+        """The name of this producer and worker."""
+        return self._queue.name
+
+    def put(self, value: T, *, timeout: float = TIMEOUT_S) -> None:
+        """Put a value. Raises as `ClientQueue.put`."""
+        self._run(lambda: self._queue.put(value, timeout=timeout))
+
+    def put_many(self, values: Iterable[T], *, timeout: float = TIMEOUT_S) -> None:
+        """Put values, in this order. Raises as `ClientQueue.put_many`."""
+        given = list(values)
+        self._run(lambda: self._queue.put_many(given, timeout=timeout))
+
+    def work(
+        self, *, most: int = 1, patience: float = PATIENCE_S
+    ) -> Generator[BlockingWork[T], None, None]:
+        """Yield items as they come, without an end, as `ClientQueue.work`: `for work in
+        queue.work():`, and `with work:` in it."""
+        items = self._queue.work(most=most, patience=patience)
+        try:
+            while True:
+                yield BlockingWork(self._run, self._run(lambda: anext(items)))
+        finally:
+            self._run(items.aclose)
+
+
+class BlockingWork(Generic[T]):
+    """An item that this thread has for a time, as `Work`."""
+
+    def __init__(self, run: Callable[[Callable[[], Awaitable[Any]]], Any], work: Work[T]) -> None:
+        self._run, self._work = run, work
+        self.number: int = work.number
+        """The number of the item in its queue, the same each time that a worker gets it."""
+        self.attempt: int = work.attempt
+        """1 the first time that a worker gets it."""
+
+    @property
+    def value(self) -> T:
+        """The value that was put. Raises as `Work.value`."""
+        return self._work.value
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the lease has ended: another worker may have the item."""
+        return self._work.has_ended
+
+    def confirm(self, *, timeout: float = TIMEOUT_S) -> None:
+        """Remove the item: it is done. Raises as `Work.confirm`."""
+        self._run(lambda: self._work.confirm(timeout=timeout))
+
+    def release(self, error: object = "") -> None:
+        """Give the item back, as `Work.release`."""
+        self._run(lambda: self._work.release(error))
+
+    def extend(self) -> bool:
+        """Begin the lease anew, as `Work.extend`."""
+        held: bool = self._run(self._work.extend)
+        return held
+
+    def __enter__(self) -> BlockingWork[T]:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._run(lambda: self._work.__aexit__(kind, error, trace))
 
 
 class BlockingRegion:

@@ -134,5 +134,8 @@ class EntityOptions(EntityArguments, total=False):
     dead_letter_payloads: Size | None
 
 
+DEFAULTS = "__shardbus_defaults__"
+"""The attribute of a class that has values for options which its declaration does not name."""
+
 ARGUMENTS = frozenset(EntityArguments.__annotations__)
 """The arguments that are no settings, by name."""

@@ -2,9 +2,9 @@
 
 The client and its references run in the virtual loop of the test. A `Bridge` around one of them
 makes the call in that loop, and returns an object that the test can await in its own: a `Pending`
-in place of a future or a coroutine, a `Bridge` in place of a reference or an outbox. A `Bridge`
-among the arguments stands for its object there. Called from the virtual loop itself it returns the
-very objects.
+in place of a future or a coroutine, a `Bridge` in place of a reference, an outbox or a queue. A
+`Bridge` among the arguments stands for its object there. Called from the virtual loop itself it
+returns the very objects.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from typing import Any
 from shardbus.client.asynchronous import AsyncClient
 from shardbus.client.outbox import ClientOutbox
 from shardbus.client.towards import Towards
+from shardbus.client.work_queue import ClientQueue, Work
 from shardbus.routing.refs import Call, Ref
 from shardbus.routing.region import Region
 from shardbus.simulation.virtual_loop import VirtualLoop
 from shardbus.tasks.internals import running_loop
 from shardbus.testing.virtual_time import Pending, VirtualTime
 
-BRIDGED = (AsyncClient, ClientOutbox, Ref, Call, Region, Towards)
+BRIDGED = (AsyncClient, ClientOutbox, ClientQueue, Work, Ref, Call, Region, Towards)
 
 
 class Bridge:
@@ -46,12 +47,15 @@ class Bridge:
 
     async def __aenter__(self) -> Bridge:
         own = self.__dict__
-        if isinstance(own["_target"], ClientOutbox):  # a client of a test cluster is open already
+        if isinstance(own["_target"], ClientOutbox | Work):  # a client here is open already
             await call(own["_time"], own["_loop"], own["_target"].__aenter__)
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await self.close()
+        own = self.__dict__
+        target = own["_target"]
+        end = target.__aexit__ if isinstance(target, Work) else target.close
+        await call(own["_time"], own["_loop"], end, *(error if isinstance(target, Work) else ()))
 
     def __dir__(self) -> list[str]:
         return dir(self.__dict__["_target"])
@@ -82,7 +86,11 @@ def call(time: VirtualTime, loop: VirtualLoop, function: Any, *args: Any, **kwar
         return Bridge(time, loop, result)
     if inspect.isasyncgen(result):
         return bridged_items(time, loop, result)
-    return Pending(time, time.begin(result, loop)) if inspect.isawaitable(result) else result
+    if not inspect.isawaitable(result):
+        return result
+    pending: Pending[Any] = Pending(time, time.begin(result, loop))
+    of_queue = isinstance(getattr(function, "__self__", None), ClientQueue)
+    return _bridged_answer(time, loop, pending) if of_queue else pending
 
 
 def _behind(value: Any) -> Any:
@@ -100,5 +108,15 @@ async def bridged_items(
             return (item,)
         return ()
 
-    while found := await Pending(time, time.begin(following(), loop)):
-        yield found[0]
+    try:
+        while found := await Pending(time, time.begin(following(), loop)):
+            [item] = found
+            yield Bridge(time, loop, item) if isinstance(item, BRIDGED) else item
+    finally:
+        await Pending(time, time.begin(items.aclose(), loop))
+
+
+async def _bridged_answer(time: VirtualTime, loop: VirtualLoop, pending: Pending[Any]) -> Any:
+    """Return the answer of a queue, with items that the test's loop can use."""
+    answer = await pending
+    return [Bridge(time, loop, item) for item in answer] if isinstance(answer, list) else answer

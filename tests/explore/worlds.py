@@ -16,6 +16,7 @@ from tests.explore.lease_world import LeaseWorld
 from tests.explore.membership_world import AdmissionWorld, SingletonWorld
 from tests.explore.phase_world import PhaseWorld
 from tests.explore.postgres_world import PostgresWorld
+from tests.explore.queue_world import QueueWorld
 from tests.explore.routing_world import InstanceWorld, RouterWorld
 from tests.explore.session_world import SessionWorld
 from tests.explore.sharding_world import ShardingWorld
@@ -110,6 +111,7 @@ WORLDS: dict[str, Callable[[], World]] = {
     "group commit": StoreWorld,
     "postgres": PostgresWorld,
     "leases": LeaseWorld,
+    "work queue": QueueWorld,
     "suspension": SuspensionWorld,
     "shutdown phase": PhaseWorld,
     "singleton": SingletonWorld,

@@ -11,6 +11,7 @@ import pytest
 
 from shardbus import Client, Entity, ShardBus, handler
 from shardbus.client.blocking import BlockingOutbox
+from shardbus.delivery import WorkQueue
 from shardbus.errors import (
     AskTimeout,
     ConfigError,
@@ -172,3 +173,48 @@ async def test_threads_share_an_outbox_and_each_keeps_its_order(nodes: Nodes) ->
             return [ref.all() for ref in refs]
 
     assert await asyncio.to_thread(use) == [list(range(20))] * 3
+
+
+async def test_threads_put_into_a_queue_and_work_on_its_items(nodes: Nodes) -> None:
+    bus = ShardBus("shop")
+
+    @bus.entity("jobs", shards=4)
+    class Jobs(WorkQueue[str]):
+        pass
+
+    [node] = await nodes.cluster(bus, 1)
+
+    def work(client: Client, done: list[str]) -> None:
+        queue = client.queue(Jobs, "a")
+        items = queue.work()
+        for item in items:
+            try:
+                with item:
+                    if item.value == "odd" and item.attempt == 1:
+                        raise ValueError("not yet")
+                    if item.value == "long":
+                        assert item.extend()
+                        assert not item.has_ended
+                    done.append(item.value)
+            except ValueError:
+                continue
+            if item.value == "end":
+                items.close()
+
+    def use() -> list[str]:
+        done: list[str] = []
+        with blocking_client(node) as client, ThreadPoolExecutor() as threads:
+            queue = client.queue(Jobs, "a")
+            working = [threads.submit(work, client, done) for _ in range(2)]
+            queue.put_many(["a", "odd", "long"])
+            queue.put("b")
+            ref: Any = client.ref(Jobs, "a")
+            while ref.show()["confirmed"] < 4:
+                pass
+            queue.put_many(["end", "end"])
+            for one in working:
+                one.result()
+            assert ref.show(0)["confirmed"] == 6
+        return done
+
+    assert sorted(await asyncio.to_thread(use)) == ["a", "b", "end", "end", "long", "odd"]

@@ -34,6 +34,7 @@ SITES = {
     "client/regions": {"NodeLost": 1, "UnknownEntityType": 3},
     "client/thread_bridge": {"AskTimeout": 1, "BufferFull": 3},
     "client/unknown_types": {"AskTimeout": 1, "BufferFull": 1},
+    "client/work_queue": {"AskTimeout": 1, "BufferFull": 1, "MessageTooLarge": 1},
     "cluster": {"NodeLost": 1},
     "deliveries/numbers": {"SchemaError": 1},
     "deliveries/record": {"BufferFull": 1},

@@ -259,11 +259,11 @@ async def test_an_operator_sees_an_outbox_and_gives_up_what_nobody_will_deliver(
         assert 11 <= shown["age"] < 15
         dropped = await asked(cluster, pages.drop_outbox, "orders", "me", 1)
         assert dropped == {"name": "orders", "dropped": 1, "left": 6}
-        letters = cluster.nodes[0]._process.node.letters
+        letters = cluster.nodes[0]._process.node.records.letters
         assert [
             (letter.reason, letter.entity_id, letter.method, letter.sender) for letter in letters
         ] == [("dropped_by_operator", "e0", "fail", "outbox orders")]
-        notes = cluster.nodes[0]._process.node.notes
+        notes = cluster.nodes[0]._process.node.records.notes
         assert notes["$outbox", "outbox_dropped"] == 1
         async with second.outbox("orders") as new:
             await send(new, second, 7, 10)
