@@ -29,10 +29,10 @@ import msgspec
 
 from shardbus.guarded_log import GuardedLog
 from shardbus.ids import Address
-from shardbus.replication.messages import AcceptValue
+from shardbus.replication.messages import AcceptValue, MergeValue, TakeChange
 from shardbus.replication.moves import DiskAnswer, DiskRequest
 from shardbus.replication.ring import NO_RING, ReplicaRing, StoreCall, StoreReply, is_other_store
-from shardbus.replication.values import StateValue
+from shardbus.replication.values import length_of
 from shardbus.transport.network import Connection, Network
 from shardbus.wire.disk_frames import decode_disk_answer, encode_disk_request
 from shardbus.wire.replica_frames import (
@@ -216,6 +216,11 @@ class ReplicaLinks:
         return sum(link.serves and link.disk in ring.disks for link in self.links.values())
 
     @property
+    def serving_disks(self) -> frozenset[int]:
+        """The disks that serve now."""
+        return frozenset(disk for disk, link in self._by_disk.items() if link.serves)
+
+    @property
     def troubles(self) -> str:
         """The replicas of the ring that do not serve, each with the reason; empty if all do."""
         return "; ".join(
@@ -396,6 +401,11 @@ def _same(these: list[StoreCall], those: list[StoreCall]) -> bool:
 
 def _weight(call: StoreCall) -> int:
     request = call.request
-    if isinstance(request, AcceptValue) and isinstance(request.value, StateValue):
-        return len(request.value.data or b"")
-    return 0
+    match request:
+        case AcceptValue(_, _, value) | MergeValue(_, value):
+            return length_of(value)
+        case TakeChange(_, change):
+            base = 0 if change.base is None else length_of(change.base)
+            return base + sum(len(each.data) for each in change.adds)
+        case _:
+            return 0
