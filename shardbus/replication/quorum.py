@@ -11,9 +11,9 @@ N disks hold a key: those of its partition. Each request goes to all N.
 `TRANSITIONS` is the drawing as data.
 
 **A get** merges the values of the first R disks that answer. Disks with an older value get the
-merged one, and the get ends once R disks have all of it. So a value that a get has returned is on R
-disks, and R + W > N makes each get see every write that was acknowledged before it began, and all
-that an earlier get has seen.
+merged one, and the get ends once R disks have all of it. So R + W > N makes each get see every
+write that was acknowledged before it began. A value that a get has returned is on R disks: with R a
+majority, each later get sees all that an earlier one has returned.
 
 **A write** is stamped by the disk that takes it (`versions`). Then all disks merge the value of
 that disk. The write ends once W disks have it, the first one included. A merge may come again, and
