@@ -200,8 +200,8 @@ class QuorumRequest:
     """One request. `Quorums` has the rules."""
 
     __slots__ = (
-        "call", "disks", "have", "key", "needed", "phase", "resends", "shown", "taker", "ticket",
-        "until", "value", "wake", "work",
+        "call", "disks", "have", "key", "needed", "phase", "resends", "ring", "shown", "taker",
+        "ticket", "until", "value", "wake", "work",
     )  # fmt: skip
 
     def __init__(
@@ -220,6 +220,8 @@ class QuorumRequest:
         """The disks that have it."""
         self.taker: int | None = None
         """TAKING: the disk that was sent the write."""
+        self.ring = 0
+        """The ring under which it was sent."""
         self.resends = 0
         self.wake = until
 
@@ -320,9 +322,8 @@ class Quorums:
         not answered."""
         effects = self.take_ring(ring, now)
         for request in self._in_phase(QuorumPhase.TAKING):
-            if request.taker == disk:
+            if request.taker == disk and request.ring < ring.number:
                 self._untake(request)
-                self._number(request)
                 self._take(request, now)
         return effects + self._effects()
 
@@ -415,8 +416,9 @@ class Quorums:
         if reached:
             least = min(self._takes[disk] for disk in reached)
             taker = self._dice.choice([disk for disk in reached if self._takes[disk] == least])
-            request.taker = taker
+            request.taker, request.ring = taker, self.ring.number
             self._takes[taker] += 1
+            self._number(request)
             self._send(request, taker, TakeChange(request.key, request.work.change))
             self._wake_at(request, request.until)
         else:

@@ -114,6 +114,7 @@ class ReplicaLinks:
         on_replies: takes the answers of one frame.
         on_change: called when a replica has begun or ceased to serve.
         on_rows: takes the answer of a disk to `ask`.
+        on_refused: called when a disk has refused the calls of former rings, with its ring.
     """
 
     def __init__(
@@ -124,10 +125,12 @@ class ReplicaLinks:
         on_replies: Callable[[list[StoreReply]], None],
         on_change: Callable[[], None],
         on_rows: Callable[[int, DiskAnswer], None] = lambda disk, answer: None,
+        on_refused: Callable[[int, ReplicaRing], None] = lambda disk, ring: None,
     ) -> None:
         self._mark, self._network = cluster_mark(cluster), network
         self._hello = encode_head(ReplicaFrame.HELLO, self._mark)
         self._on_replies, self._on_change, self._on_rows = on_replies, on_change, on_rows
+        self._on_refused = on_refused
         self.links = {address: ReplicaLink(address) for address in addresses}
         self._newest = NO_RING
         """The newest ring that the store object has."""
@@ -350,6 +353,8 @@ class ReplicaLinks:
         self.take_ring(ring)
         link.under_way.clear()
         self._on_change()
+        if link.disk is not None:
+            self._on_refused(link.disk, ring)
 
     def _on_up(self, link: ReplicaLink) -> None:
         link.up = True
