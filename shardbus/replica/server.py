@@ -60,6 +60,7 @@ from shardbus.replication.moves import AskDisk, RingDisk, partition_asked
 from shardbus.replication.registers import Registers
 from shardbus.replication.ring import NO_RING, ReplicaRing
 from shardbus.replication.values import PARTITIONS, length_of
+from shardbus.replication.versions import NotTaken
 from shardbus.transport.network import Listener, Network, SendResult
 from shardbus.transport.suspend_clock import suspend_clock
 from shardbus.wire.disk_frames import DiskState, decode_turn
@@ -314,7 +315,10 @@ class ReplicaServer:
                 continue
             more = self._more(request)
             if more > 0 and exchange.memory + more > self._memory:
-                full.append(number)
+                if isinstance(request, TakeChange):
+                    answers.append((number, NotTaken("memory")))
+                else:
+                    full.append(number)
                 self._drop("full")
                 continue
             answer = registers.handle(request, now)

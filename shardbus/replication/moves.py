@@ -406,6 +406,7 @@ class RingDisk:
             case PlaceRecord(ring, voting, merged, sources):
                 self.ring = ring
                 self.voting, self.merged, self.sources = set(voting), set(merged), set(sources)
+                self._forget_values()
                 self._begin()
             case MergedRecord(number, partition):
                 if number == self.ring.number:
@@ -456,7 +457,16 @@ class RingDisk:
                     merged.add(partition)
         self.ring = ring
         self.voting, self.merged, self.sources = voting, merged, sources
+        self._forget_values()
         self._begin()
+
+    def _forget_values(self) -> None:
+        """Drop replicated values of partitions in which this disk has no part: when it comes back
+        to one, it may have values whose tombstones are gone."""
+        for partition in self._partitions:
+            if partition not in self.voting and partition not in self.sources:
+                first = partition * BUCKETS_EACH
+                self.registers.forget_values(range(first, first + BUCKETS_EACH))
 
     def _begin(self) -> None:
         """Merge the partitions that are not merged, from the former disks."""

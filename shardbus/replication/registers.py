@@ -72,6 +72,7 @@ from shardbus.replication.values import (
     BUCKETS,
     DATA,
     LEASE,
+    REMOVED,
     ListValue,
     StateValue,
     Value,
@@ -219,6 +220,12 @@ class Registers:
             dropped += sorted(keys)
         return dropped
 
+    def forget_values(self, buckets: Iterable[int]) -> None:
+        """Drop the replicated values of buckets, as `forget`."""
+        for bucket in buckets:
+            for key in [k for k in self._buckets.get(bucket, ()) if k[0] in (DATA, REMOVED)]:
+                self._drop(key)
+
     def check(self) -> None:
         """Audit the whole state. For tests."""
         digests = [0] * BUCKETS
@@ -316,10 +323,13 @@ class Registers:
         removed = self._removed(next(iter(tombstones)))
         for key, clock in list(tombstones.items()):
             if covers(removed, clock):
-                row = self.rows.pop(key)
-                self._buckets[bucket].discard(key)
-                self.digests[bucket] = (self.digests[bucket] - mark_of(key, row.ballot)) & MASK
-                self.data.note(key, row, None)
+                self._drop(key)
+
+    def _drop(self, key: str) -> None:
+        row, bucket = self.rows.pop(key), bucket_of(key)
+        self._buckets[bucket].discard(key)
+        self.digests[bucket] = (self.digests[bucket] - mark_of(key, row.ballot)) & MASK
+        self.data.note(key, row, None)
 
     def _store(self, key: str, row: Row, after: Row, since: float) -> None:
         if key[0] == LEASE:

@@ -131,8 +131,9 @@ class DataChange(NamedTuple):
 
 
 class NotTaken(NamedTuple):
-    """A write was refused, and changed nothing. `reason`: `kind`, `size` or `range`. `detail`: the
-    kind that is stored, the bytes that the value would have, or nothing."""
+    """A write was refused, and changed nothing. `reason`: `kind`, `size`, `range`, or `memory` of
+    the replica. `detail`: the kind that is stored, the bytes that the value would have, or
+    nothing."""
 
     reason: str
     detail: str = ""

@@ -187,6 +187,12 @@ class ReplicatedValues:
         match await future:
             case Completed(DataValue() as value):
                 return value
+            case NotTaken("memory"):
+                raise StoreUnavailable(
+                    f"{self._url}: {name!r:.100} was not written: its replica's memory is full",
+                    hint="raise store.memory, or delete values",
+                    definite=True,
+                )
             case NotTaken(reason, detail):
                 limit = work.change.limit if isinstance(work, WriteValue) else 0
                 raise ValueRefused(name, reason, detail, limit)
