@@ -363,8 +363,9 @@ class EnableWinsFlag:
         return self
 
 
-Register, Flag = LWWRegister, EnableWinsFlag
-"""As applications name them."""
+Register = LWWRegister
+Flag = EnableWinsFlag
+"""As applications name the two."""
 
 AnyKind = Register | Counter | PNCounter | GrowSet | Set | Map | MultiMap | Flag
 KindT = TypeVar("KindT", Register, Counter, PNCounter, GrowSet, Set, Map, MultiMap, Flag)

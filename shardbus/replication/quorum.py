@@ -100,8 +100,10 @@ def check_level(name: str, level: object) -> Level:
     """
     if isinstance(level, str) and level.isascii() and level.isdigit():
         level = int(level)
-    if level in LEVELS or (type(level) is int and 1 <= level < 10):
-        return level  # type: ignore[return-value]
+    if isinstance(level, str) and level in LEVELS:
+        return level
+    if isinstance(level, int) and type(level) is int and 1 <= level < 10:
+        return level
     raise ConfigError(
         f"{name}: {level!r:.40} is no number of replicas",
         hint=f"use 1 to 9, or one of {', '.join(LEVELS)}",

@@ -15,7 +15,7 @@ Source: docs/how-to/replicated-values.md; S3.85-S3.89.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable
 from itertools import count
 from random import Random
 
@@ -227,7 +227,7 @@ class ReplicatedValues:
 
     # ---- watching
 
-    async def watch(self, prefix: str, level: Level) -> AsyncIterator[tuple[str, DataValue]]:
+    async def watch(self, prefix: str, level: Level) -> AsyncGenerator[tuple[str, DataValue], None]:
         """Yield the values of all keys that begin with a text, and then each that changes; a value
         without dots is of a key that was deleted. It goes on while replicas are out of reach.
 
@@ -283,7 +283,8 @@ class ReplicatedValues:
     ) -> KeysChanged | None:
         """Return the answer of a disk, None if it does not come in time."""
         number = next(self._listings)
-        listing = self._listed[number] = self._loop.create_future()
+        listing: asyncio.Future[KeysChanged] = self._loop.create_future()
+        self._listed[number] = listing
         try:
             request = ListChanges(prefix, run, since)
             if not self._links.send(disk, StoreCall(number, self.ring.number, request)):
