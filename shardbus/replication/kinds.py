@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from shardbus.errors import SchemaError
+from shardbus.errors import ConfigError
 from shardbus.replication.versions import (
     AMOUNT_MAX,
     COUNTER,
@@ -84,15 +84,15 @@ def encoded(value: object) -> bytes:
     """Return the bytes of a plain value.
 
     Raises:
-        SchemaError: it would not be read as it is.
+        ConfigError: it would not be read as it is.
     """
     try:
         data = _pack(value)
         if _same(_unpack(data), value):
             return data
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise SchemaError(f"a replicated value cannot be stored: {error}") from None
-    raise SchemaError(
+        raise ConfigError(f"a replicated value cannot be stored: {error}") from None
+    raise ConfigError(
         f"a replicated value has a {type(value).__name__} that would not be read as it is",
         hint="use None, bool, int, float, str, bytes, list and dict",
     )
@@ -116,17 +116,17 @@ def encoded_element(element: object) -> bytes:
     """Return the bytes of an element of a set.
 
     Raises:
-        SchemaError: it is none.
+        ConfigError: it is none.
     """
     if not _is_element(element):
-        raise SchemaError(
+        raise ConfigError(
             f"{element!r:.60} is no element of a replicated set",
             hint="use None, bool, int, float, str, bytes, or a tuple of these",
         )
     try:
         return _pack(element)
     except (OverflowError, ValueError, TypeError) as error:
-        raise SchemaError(f"{element!r:.60} cannot be stored: {error}") from None
+        raise ConfigError(f"{element!r:.60} cannot be stored: {error}") from None
 
 
 def _is_element(element: object) -> bool:
@@ -145,13 +145,13 @@ def _tupled(value: Any) -> Any:
 
 def _name(name: object) -> str:
     if not isinstance(name, str):
-        raise SchemaError(f"{name!r:.60} is no text: fields of a replicated map have names")
+        raise ConfigError(f"{name!r:.60} is no text: fields of a replicated map have names")
     return name
 
 
 def _amount(amount: object) -> int:
     if type(amount) is not int or not 0 <= amount <= AMOUNT_MAX:
-        raise SchemaError(f"{amount!r:.60} is no whole number from 0 to {AMOUNT_MAX}")
+        raise ConfigError(f"{amount!r:.60} is no whole number from 0 to {AMOUNT_MAX}")
     return amount
 
 
@@ -213,7 +213,7 @@ class LWWRegister:
         return self
 
 
-class Counter:
+class GrowCounter:
     """A number that only grows."""
 
     def __init__(self, value: DataValue = NOTHING) -> None:
@@ -223,7 +223,7 @@ class Counter:
     def value(self) -> int:
         return sum(dot.amount for dot in self.changes.dots)
 
-    def add(self, amount: int = 1) -> Counter:
+    def add(self, amount: int = 1) -> GrowCounter:
         """Add a whole number, 0 or more."""
         self.changes.add(amount=_amount(amount))
         return self
@@ -364,8 +364,9 @@ class EnableWinsFlag:
 
 
 Register = LWWRegister
+Counter = GrowCounter
 Flag = EnableWinsFlag
-"""As applications name the two."""
+"""As applications name them."""
 
 AnyKind = Register | Counter | PNCounter | GrowSet | Set | Map | MultiMap | Flag
 KindT = TypeVar("KindT", Register, Counter, PNCounter, GrowSet, Set, Map, MultiMap, Flag)

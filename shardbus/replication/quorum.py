@@ -31,8 +31,8 @@ writes under way.
 
 **The driver** calls `submit` for each request, `handle` for each reply, `tick` at `deadline()`,
 `serve` when disks begin or cease to serve, and `take_ring` for each newer ring. Each returns
-effects: SendCall and RingFound as those of `proposer`, and Settled at the end of a request. The
-driver hands a TakeChange to the network once. Answers of two rings never count together.
+effects: SendCall and RingFound as those of `proposer`, and RequestSettled at the end of a request.
+The driver hands a TakeChange to the network once. Answers of two rings never count together.
 
 Source: docs/how-to/replicated-values.md; DeCandia et al., "Dynamo: Amazon's highly available
 key-value store"; S3.82-S3.89.
@@ -146,19 +146,20 @@ class TooFewDisks(NamedTuple):
 DataOutcome = Completed | Unanswered | NotTaken | TooFewDisks
 
 
-class Settled(NamedTuple):
+class RequestSettled(NamedTuple):
     """The request of this ticket is over."""
 
     ticket: Hashable
     outcome: DataOutcome
 
 
-DataEffect = SendCall | Settled | RingFound
+DataEffect = SendCall | RequestSettled | RingFound
 
 
 class QuorumPhase(Enum):
     """The step that a request is in."""
 
+    BEGUN = "begun"
     READING = "reading"
     REPAIRING = "repairing"
     TAKING = "taking"
@@ -169,6 +170,9 @@ class QuorumPhase(Enum):
 class QuorumTrigger(Enum):
     """The events that move a request on."""
 
+    GETS = "it is a get"
+    WRITES = "it is a write"
+    IMPOSSIBLE = "the key has too few disks"
     DIFFERED = "a disk is behind"
     AGREED = "R disks have the value"
     TAKEN = "a disk has stamped it"
@@ -181,6 +185,9 @@ class QuorumTrigger(Enum):
 _P, _T = QuorumPhase, QuorumTrigger
 
 TRANSITIONS: dict[tuple[QuorumPhase, QuorumTrigger], QuorumPhase] = {
+    (_P.BEGUN, _T.GETS): _P.READING,
+    (_P.BEGUN, _T.WRITES): _P.TAKING,
+    (_P.BEGUN, _T.IMPOSSIBLE): _P.DONE,
     (_P.READING, _T.AGREED): _P.DONE,
     (_P.READING, _T.DIFFERED): _P.REPAIRING,
     (_P.READING, _T.RING_CHANGED): _P.READING,
@@ -210,7 +217,7 @@ class QuorumRequest:
         self, ticket: Hashable, key: str, work: GetValue | WriteValue, until: float
     ) -> None:
         self.ticket, self.key, self.work, self.until = ticket, key, work, until
-        self.phase = QuorumPhase.READING if isinstance(work, GetValue) else QuorumPhase.TAKING
+        self.phase = QuorumPhase.BEGUN
         self.call = 0
         self.disks: tuple[int, ...] = ()
         self.needed = 0
@@ -272,10 +279,13 @@ class Quorums:
         self._number(request)
         self._place(request)
         if request.needed > len(request.disks):
+            request.advance(QuorumTrigger.IMPOSSIBLE)
             self._end(request, TooFewDisks(request.needed, len(request.disks)))
-        elif request.phase is QuorumPhase.READING:
+        elif isinstance(work, GetValue):
+            request.advance(QuorumTrigger.GETS)
             self._read(request, now)
         else:
+            request.advance(QuorumTrigger.WRITES)
             self._take(request, now)
         return self._effects()
 
@@ -526,7 +536,7 @@ class Quorums:
     def _end(self, request: QuorumRequest, outcome: DataOutcome) -> None:
         del self._by_call[request.call]
         request.wake = float("inf")
-        self._out.append(Settled(request.ticket, outcome))
+        self._out.append(RequestSettled(request.ticket, outcome))
 
     def _in_phase(self, phase: QuorumPhase) -> list[QuorumRequest]:
         return [request for request in self._by_call.values() if request.phase is phase]

@@ -44,10 +44,9 @@ class ReplicatedData:
 
         StoreUnavailable  too few replicas have answered within `store.timeout`. `definite` False:
                           the write may have its effect, now or later, once
-        ConfigError       the key, `r` or `w` is invalid, or above the number of replicas; nothing
-                          was written
+        ConfigError       the key, `r`, `w` or the content is invalid, or the key has fewer
+                          replicas; nothing was written
         ValueRefused      the value is of another kind, or too large; nothing was written
-        SchemaError       the content cannot be stored; nothing was written
     """
 
     def __init__(self, store: StateStore, settings: DataSettings) -> None:

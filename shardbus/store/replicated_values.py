@@ -29,7 +29,7 @@ from shardbus.replication.quorum import (
     GetValue,
     Level,
     Quorums,
-    Settled,
+    RequestSettled,
     TooFewDisks,
     WriteValue,
 )
@@ -122,7 +122,7 @@ class ReplicatedValues:
                     self._links.send(disk, call)
                 case SendCall(disk, AdoptRing(ring)):
                     self._links.adopt(ring, {disk})
-                case Settled(ticket, outcome):
+                case RequestSettled(ticket, outcome):
                     future = self._awaited.pop(ticket, None)
                     if future is not None and not future.done():
                         future.set_result(outcome)

@@ -36,7 +36,7 @@ from shardbus.replication.quorum import (
     GetValue,
     Level,
     Quorums,
-    Settled,
+    RequestSettled,
     WriteValue,
 )
 from shardbus.replication.ring import StoreReply
@@ -96,14 +96,14 @@ class SimDataObject:
             match effect:
                 case SendCall(disk, call):
                     self.world.send(self, disk, call)
-                case Settled(ticket, outcome):
+                case RequestSettled(ticket, outcome):
                     self._ends.pop(ticket)(outcome)
                 case RingFound():
                     pass
 
 
 @dataclass
-class Written:
+class UniqueAddition:
     """A unique addition: when it was acknowledged, and when its removal began and was
     acknowledged."""
 
@@ -124,8 +124,8 @@ class DataCalls:
     w: Level
     broken: list[str] = field(default_factory=list)
     outcomes: Counts[str] = field(default_factory=Counts)
-    elements: dict[int, Written] = field(default_factory=dict)
-    puts: dict[int, Written] = field(default_factory=dict)
+    elements: dict[int, UniqueAddition] = field(default_factory=dict)
+    puts: dict[int, UniqueAddition] = field(default_factory=dict)
     added: list[tuple[float, float]] = field(default_factory=list)
     """Additions to the counter: begun, acknowledged."""
     read: dict[str, DataValue] = field(default_factory=dict)
@@ -173,7 +173,7 @@ class DataCalls:
 
     def _add(self, caller: SimDataObject, value: DataValue) -> None:
         element = len(self.elements)
-        written = self.elements[element] = Written()
+        written = self.elements[element] = UniqueAddition()
 
         def acked() -> None:
             written.acked = self.world.now
@@ -211,7 +211,7 @@ class DataCalls:
             after = read.clock
             for former in _contents(read):
                 self.puts[former].removing = min(self.puts[former].removing, self.world.now)
-        written = self.puts[number] = Written()
+        written = self.puts[number] = UniqueAddition()
 
         def acked() -> None:
             written.acked = self.world.now

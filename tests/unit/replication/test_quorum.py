@@ -21,7 +21,7 @@ from shardbus.replication.quorum import (
     GetValue,
     Level,
     Quorums,
-    Settled,
+    RequestSettled,
     TooFewDisks,
     WriteValue,
     check_level,
@@ -85,7 +85,7 @@ class Disks:
         while queue:
             self.quorums.check()
             match queue.pop(0):
-                case Settled(ticket, outcome):
+                case RequestSettled(ticket, outcome):
                     assert ticket not in self.outcomes
                     self.outcomes[ticket] = outcome
                 case SendCall(disk, StoreCall() as call):
@@ -192,14 +192,14 @@ def test_a_get_does_not_end_while_a_disk_that_it_counts_is_behind() -> None:
     for disk, call in zip((1, 2), calls, strict=False):
         answer = disks.registers[disk].handle(call.request, 0.0)
         effects += disks.quorums.handle(StoreReply(call.number, disk, 1, answer), 0.0)
-    assert not [e for e in effects if isinstance(e, Settled)]
+    assert not [e for e in effects if isinstance(e, RequestSettled)]
     repairs = {e.disk: e.call for e in effects if isinstance(e, SendCall)}
     assert set(repairs) == {2, 3}
     call = repairs[2]
     assert isinstance(call, StoreCall)
     answer = disks.registers[2].handle(call.request, 0.0)
     [settled] = disks.quorums.handle(StoreReply(call.number, 2, 1, answer), 0.0)
-    assert isinstance(settled, Settled)
+    assert isinstance(settled, RequestSettled)
 
 
 def test_a_write_without_an_answer_is_in_doubt_and_not_taken_twice() -> None:
