@@ -53,12 +53,8 @@ class ReplicatedData:
         self._store, self._settings = store, settings
 
     @property
-    def store(self) -> ReplicatedStore:
-        """The store that has the values.
-
-        Raises:
-            ConfigError: it is another one.
-        """
+    def _replicated(self) -> ReplicatedStore:
+        """The store that has the values."""
         if not isinstance(self._store, ReplicatedStore):
             raise ConfigError(
                 "replicated values need the store inside the cluster, and this node has another",
@@ -147,7 +143,7 @@ class ReplicatedData:
         level = self._level("r", r)
         if prefix:
             check_id("a prefix of keys", prefix)
-        async with aclosing(self.store.values.watch(prefix, level)) as changes:
+        async with aclosing(self._replicated.values.watch(prefix, level)) as changes:
             async for key, value in changes:
                 yield key, versioned(value)
 
@@ -156,22 +152,22 @@ class ReplicatedData:
         every key of the store."""
         if prefix:
             check_id("a prefix of keys", prefix)
-        return await self.store.values.keys(prefix)
+        return await self._replicated.values.keys(prefix)
 
     def replicas_of(self, key: str) -> list[str]:
         """Return the addresses of the replicas that hold a key."""
-        return self.store.values.replicas_of(check_id("a key", key))
+        return self._replicated.values.replicas_of(check_id("a key", key))
 
     async def _read(self, key: str, r: Level | None) -> DataValue:
         check_id("a key", key)
         level = self._level("r", r)
-        return await self.store.values.get(key, level)
+        return await self._replicated.values.get(key, level)
 
     async def _write(self, key: str, change: DataChange, w: Level | None) -> DataValue:
         check_id("a key", key)
         level = self._level("w", w)
         limited = change._replace(time=time.time_ns() // 1000, limit=self._settings.value_limit)
-        return await self.store.values.write(key, limited, level)
+        return await self._replicated.values.write(key, limited, level)
 
     def _level(self, name: str, level: Level | None) -> Level:
         default = self._settings.r if name == "r" else self._settings.w

@@ -12,10 +12,15 @@ import pytest
 from shardbus.config.settings import DataSettings
 from shardbus.data import Counter, Flag, Map, ReplicatedData, Set
 from shardbus.errors import ConfigError, StoreUnavailable, ValueRefused
+from shardbus.replica.backup_file import BackupWriter, read_backup
+from shardbus.replication.kinds import versioned
 from shardbus.replication.values import bucket_of, data_key
+from shardbus.replication.versions import DataValue
 from shardbus.store.memory import MemoryStore
 from shardbus.store.replicated import ReplicatedStore
-from tests.replicas import Replicas
+from shardbus.store.ring_reading import RingReader
+from shardbus.transport.zmq.network import ZmqNetwork
+from tests.replicas import CLUSTER, Replicas
 from tests.waiting import until
 
 WITHIN_S = 30.0
@@ -84,7 +89,7 @@ async def test_additions_from_all_sides_are_counted_while_a_replica_is_away(
 
     await asyncio.gather(*(add(side, 10) for side in sides for _ in range(3)))
     replicas.stop(2)
-    await until(lambda: bool(data.store.values.ring) and len(_serving(data)) == 2, "its end")
+    await until(lambda: bool(data._replicated.values.ring) and len(_serving(data)) == 2, "its end")
     await asyncio.gather(*(add(side, 5) for side in sides for _ in range(3)))
     hits = await data.get("hits")
     assert hits is not None
@@ -99,7 +104,7 @@ async def test_additions_from_all_sides_are_counted_while_a_replica_is_away(
 
 
 def _serving(data: ReplicatedData) -> list[object]:
-    return [row for row in data.store.replicas if row["serves"]]
+    return [row for row in data._replicated.replicas if row["serves"]]
 
 
 def _quick(store: ReplicatedStore) -> ReplicatedStore:
@@ -162,8 +167,34 @@ async def test_a_watcher_sees_the_values_that_are_there_and_each_that_changes(
     await asyncio.gather(watcher, return_exceptions=True)
 
 
+async def test_a_backup_has_values_and_a_comparison_finds_no_difference(
+    replicas: Replicas, data: ReplicatedData, tmp_path: Path
+) -> None:
+    put = await data.put("rate:eur", 1.09, w="all")
+    hits = await data.update("hits", Counter, lambda hits: hits.add(7), w="all")
+    reader = RingReader(CLUSTER, replicas.addresses, ZmqNetwork(), WITHIN_S)
+    try:
+        ring = await reader.open()
+        with BackupWriter(tmp_path / "backup") as backup:
+            async for registers in reader.copy():
+                backup.add(registers)
+            backup.complete(ring)
+        differences, disks = await reader.compare()
+    finally:
+        reader.close()
+    assert differences == []
+    assert disks == ring.disks
+    rows = read_backup(tmp_path / "backup").registers
+    shown = {}
+    for key in ("rate:eur", "hits"):
+        value = rows.row(data_key(key)).value
+        assert isinstance(value, DataValue)
+        shown[key] = versioned(value)
+    assert shown == {"rate:eur": put, "hits": hits}
+
+
 async def test_what_cannot_be_written_is_refused_with_a_hint(data: ReplicatedData) -> None:
-    small = ReplicatedData(data.store, DataSettings(value_limit=200))
+    small = ReplicatedData(data._replicated, DataSettings(value_limit=200))
     with pytest.raises(ValueRefused, match="limit is 200"):
         await small.put("large", "x" * 300)
     await data.put("text", "x")
