@@ -549,7 +549,7 @@ class DataSettings:
 
     r: str = text("majority", "replicas that a get reads", choices=LEVELS)
     w: str = text("majority", "replicas that have a put before it returns", choices=LEVELS)
-    value_limit: int = size(2**18, "one value", high=2**24)
+    value_limit: int = size(2**18, "one value", high=2**22)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,8 @@ from shardbus.replication.versions import (
 
 PENDING = -1
 """The disk of a dot that no replica has stamped yet."""
+NESTING_MAX = 128
+"""Lists and dicts in each other, as in messages."""
 SCALARS = (type(None), bool, int, float, str, bytes)
 Element = None | bool | int | float | str | bytes | tuple[Any, ...]
 
@@ -88,26 +90,32 @@ def encoded(value: object) -> bytes:
     """
     try:
         data = _pack(value)
-        if _same(_unpack(data), value):
+        if _same(_unpack(data), value, NESTING_MAX):
             return data
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ConfigError(f"a replicated value cannot be stored: {error}") from None
     raise ConfigError(
         f"a replicated value has a {type(value).__name__} that would not be read as it is",
-        hint="use None, bool, int, float, str, bytes, list and dict",
+        hint="use None, bool, int, float, str, bytes, lists and dicts, at most 128 in each other",
     )
 
 
-def _same(read: object, value: object) -> bool:
-    """True if the value that is read is of the same types and contents."""
-    if type(read) is not type(value):
+def _same(read: object, value: object, room: int) -> bool:
+    """True if the value that is read is of the same types and contents, and at most `room` levels
+    deep."""
+    if type(read) is not type(value) or room < 0:
         return False
+    left = room - 1
     match read, value:
         case list(), list():
-            return len(read) == len(value) and all(map(_same, read, value))
+            pairs = zip(read, value, strict=True)
+            return all(_same(one, each, left) for one, each in pairs)
         case dict(), dict():
-            pairs = zip(read.items(), value.items(), strict=True)
-            return all(_same(k, key) and _same(v, each) for (k, v), (key, each) in pairs)
+            fields = zip(read.items(), value.items(), strict=True)
+            return all(
+                _same(name, key, left) and _same(one, each, left)
+                for (name, one), (key, each) in fields
+            )
         case _:
             return read == value or (read != read and value != value)  # NaN differs from itself
 
@@ -120,18 +128,18 @@ def encoded_element(element: object) -> bytes:
     """
     if not _is_element(element):
         raise ConfigError(
-            f"{element!r:.60} is no element of a replicated set",
-            hint="use None, bool, int, float, str, bytes, or a tuple of these",
+            f"a {type(element).__name__} is no element of a replicated set",
+            hint="use None, bool, int, float, str, bytes, or a tuple of such elements",
         )
     try:
         return _pack(element)
     except (OverflowError, ValueError, TypeError) as error:
-        raise ConfigError(f"{element!r:.60} cannot be stored: {error}") from None
+        raise ConfigError(f"an element of a replicated set cannot be stored: {error}") from None
 
 
-def _is_element(element: object) -> bool:
+def _is_element(element: object, room: int = NESTING_MAX) -> bool:
     if isinstance(element, tuple):
-        return all(map(_is_element, element))
+        return room > 0 and all(_is_element(each, room - 1) for each in element)
     return type(element) in SCALARS
 
 
@@ -145,13 +153,17 @@ def _tupled(value: Any) -> Any:
 
 def _name(name: object) -> str:
     if not isinstance(name, str):
-        raise ConfigError(f"{name!r:.60} is no text: fields of a replicated map have names")
+        raise ConfigError(
+            f"a {type(name).__name__} is no name: a field of a replicated map has a text"
+        )
     return name
 
 
 def _amount(amount: object) -> int:
     if type(amount) is not int or not 0 <= amount <= AMOUNT_MAX:
-        raise ConfigError(f"{amount!r:.60} is no whole number from 0 to {AMOUNT_MAX}")
+        raise ConfigError(
+            f"a counter takes a whole number from 0 to {AMOUNT_MAX}, no {type(amount).__name__}"
+        )
     return amount
 
 

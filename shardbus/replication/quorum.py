@@ -41,7 +41,7 @@ key-value store"; S3.82-S3.89.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from enum import Enum
 from heapq import heappop, heappush
 from random import Random
@@ -416,8 +416,7 @@ class Quorums:
 
     def _read(self, request: QuorumRequest, now: float) -> None:
         request.shown, request.value = {}, NOTHING
-        for disk in request.disks:
-            self._send(request, disk, ReadRow(request.key))
+        self._send(request, request.disks, ReadRow(request.key))
         self._wake_soon(request, now)
 
     def _take(self, request: QuorumRequest, now: float) -> None:
@@ -431,7 +430,7 @@ class Quorums:
             request.taker, request.ring = taker, self.ring.number
             self._takes[taker] += 1
             self._number(request)
-            self._send(request, taker, TakeChange(request.key, request.work.change))
+            self._send(request, [taker], TakeChange(request.key, request.work.change))
             self._wake_at(request, request.until)
         else:
             self._wake_soon(request, now)
@@ -444,24 +443,27 @@ class Quorums:
 
     def _store(self, request: QuorumRequest, now: float) -> None:
         """Send the value to all disks that may not have it."""
-        for disk in request.disks:
-            if disk not in request.have:
-                self._send(request, disk, MergeValue(request.key, request.value))
+        behind = [disk for disk in request.disks if disk not in request.have]
+        self._send(request, behind, MergeValue(request.key, request.value))
         self._wake_soon(request, now)
 
     def _send(
-        self, request: QuorumRequest, disk: int, call: ReadRow | TakeChange | MergeValue
+        self,
+        request: QuorumRequest,
+        disks: Iterable[int],
+        content: ReadRow | TakeChange | MergeValue,
     ) -> None:
-        self._out.append(SendCall(disk, StoreCall(request.call, self.ring.number, call)))
+        """Send one call to some disks: they share its bytes."""
+        call = StoreCall(request.call, self.ring.number, content)
+        self._out += [SendCall(disk, call) for disk in disks]
 
     def _again(self, request: QuorumRequest, now: float) -> None:
         """Send to the disks that have not answered."""
         request.resends += 1
         match request.phase:
             case QuorumPhase.READING:
-                for disk in request.disks:
-                    if disk not in request.shown:
-                        self._send(request, disk, ReadRow(request.key))
+                silent = [disk for disk in request.disks if disk not in request.shown]
+                self._send(request, silent, ReadRow(request.key))
                 self._wake_soon(request, now)
             case QuorumPhase.TAKING:
                 self._take(request, now)

@@ -42,6 +42,8 @@ VALUES, LISTINGS = 2**61, 2**61 + 2**60
 WATCH_S = 0.2
 AGAIN_S = 1.0
 """Until a watcher reads again after a failure."""
+REQUESTS_MAX = 10_000
+"""Requests under way."""
 WATCHED_MAX = 100_000
 """Keys of one watcher."""
 READ_AT_ONCE = 64
@@ -179,6 +181,12 @@ class ReplicatedValues:
     async def _do(self, name: str, work: GetValue | WriteValue, level: str) -> DataValue:
         if self._closed:
             raise StoreUnavailable(f"{self._url} is not open", definite=True)
+        if len(self._awaited) >= REQUESTS_MAX:
+            raise StoreUnavailable(
+                f"{self._url}: {REQUESTS_MAX} requests of values are under way",
+                hint="await some of them first",
+                definite=True,
+            )
         future: asyncio.Future[DataOutcome] = self._loop.create_future()
         ticket = next(self._tickets)
         self._awaited[ticket] = future

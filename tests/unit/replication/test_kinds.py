@@ -136,6 +136,23 @@ def test_a_value_that_would_not_be_read_as_it_is_is_refused(value: object) -> No
         Map().set("a", value)
 
 
+def nested(depth: int, wrap: Any) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = wrap(value)
+    return value
+
+
+def test_what_nests_too_deep_is_refused() -> None:
+    Register().set(nested(128, lambda inner: [inner]))
+    Set().add(nested(128, lambda inner: (inner,)))
+    for depth in (129, 3_000):
+        with pytest.raises(ConfigError):
+            Register().set(nested(depth, lambda inner: [inner]))
+        with pytest.raises(ConfigError):
+            Set().add(nested(depth, lambda inner: (inner,)))
+
+
 def test_an_aware_datetime_is_a_value() -> None:
     moment = datetime(2026, 1, 1, tzinfo=UTC)
     assert Register(stored(Register().set(moment))).value == moment
