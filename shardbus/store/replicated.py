@@ -257,6 +257,11 @@ class ReplicatedStore:
             raise StoreUnavailable(f"{self._url} is not open", definite=True)
         return self._values
 
+    @property
+    def value_counts(self) -> Mapping[tuple[str, str], int]:
+        """The requests of replicated values that have ended (`protocol.value_counts_of`)."""
+        return self._values.counts if self._values is not None else {}
+
     def _open(self) -> Proposer:
         if self._proposer is None:
             raise StoreUnavailable(f"{self._url} is not open", definite=True)

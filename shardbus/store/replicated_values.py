@@ -15,6 +15,7 @@ Source: docs/how-to/replicated-values.md; S3.85-S3.89.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable
 from itertools import count
 from random import Random
@@ -79,6 +80,8 @@ class ReplicatedValues:
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._closed = False
+        self.counts: Counter[tuple[str, str]] = Counter()
+        """Requests that have ended, by kind and outcome."""
         self.on_change()
 
     # ---- the driver
@@ -192,7 +195,9 @@ class ReplicatedValues:
         self._awaited[ticket] = future
         now = self._loop.time()
         self._carry_out(self._quorums.submit(ticket, data_key(name), work, now, self._timeout))
-        match await future:
+        outcome = await future
+        self.counts[_kind_of(work), _named(outcome)] += 1
+        match outcome:
             case Completed(DataValue() as value):
                 return value
             case NotTaken("memory"):
@@ -209,7 +214,7 @@ class ReplicatedValues:
                     f"{level}: a key has {counted(disks, 'replica')}, fewer than {needed}",
                     hint="use a lower number, or raise store.replicas",
                 )
-            case outcome:
+            case _:
                 sent = isinstance(outcome, Unanswered) and outcome.sent
                 raise self._unavailable(name, level, definite=not sent)
 
@@ -303,6 +308,21 @@ class ReplicatedValues:
             return None
         finally:
             del self._listed[number]
+
+
+def _kind_of(work: GetValue | WriteValue) -> str:
+    return "get" if isinstance(work, GetValue) else "write"
+
+
+def _named(outcome: DataOutcome) -> str:
+    """Return the name of an outcome in `counts`."""
+    match outcome:
+        case Completed():
+            return "done"
+        case Unanswered(sent):
+            return "in doubt" if sent else "failed"
+        case _:
+            return "refused"
 
 
 def _is_news(versions: dict[str, Clock], name: str, value: DataValue) -> bool:

@@ -17,6 +17,7 @@ from shardbus.replication.kinds import versioned
 from shardbus.replication.values import bucket_of, data_key
 from shardbus.replication.versions import DataValue
 from shardbus.store.memory import MemoryStore
+from shardbus.store.protocol import value_counts_of
 from shardbus.store.replicated import ReplicatedStore
 from shardbus.store.ring_reading import RingReader
 from shardbus.transport.zmq.network import ZmqNetwork
@@ -211,6 +212,11 @@ async def test_what_cannot_be_written_is_refused_with_a_hint(data: ReplicatedDat
     text = await data.get("text", r="all")
     assert text is not None
     assert text.data == "x"
+    counts = value_counts_of(data._replicated)
+    assert counts["write", "done"] == 1
+    assert counts["write", "refused"] == 3
+    assert counts["get", "done"] > 1
+    assert value_counts_of(MemoryStore()) == {}
     elsewhere = ReplicatedData(MemoryStore(), DataSettings())
     with pytest.raises(ConfigError, match="cluster://"):
         await elsewhere.get("text")
