@@ -22,9 +22,10 @@ in any order.
 **In doubt.** A write is sent to one disk, once: a second disk would stamp it a second time, and an
 addition would count twice, or outlive a removal that saw only the first. So if the disk that is to
 take it goes out of reach, or does not answer in time, the write is in doubt: it has its effect once
-or never. If no disk was in reach, it has none. A write that was taken, and that fewer than W disks
-have stored in time, is in doubt, too: it is there, and repair carries it to the others. Only a disk
-that refuses a former ring has surely not taken it (`on_refused`): the write is sent anew.
+or never. If no disk was in reach, or the network took no frame for it (`on_unsent`), it has none. A
+write that was taken, and that fewer than W disks have stored in time, is in doubt, too: it is
+there, and repair carries it to the others. Only a disk that refuses a former ring has surely not
+taken it (`on_refused`): the write is sent anew.
 
 A write goes to a disk in reach that has answered lately, and of those to the one with the fewest
 writes under way.
@@ -318,9 +319,7 @@ class Quorums:
     ) -> None:
         """A disk has another ring, or does not hold the key: it has done nothing."""
         if disk == request.taker and request.phase is QuorumPhase.TAKING:
-            self._untake(request)
-            self._late.add(disk)
-            self._wake_soon(request, now)
+            self.on_unsent(request.call, now)
         match answer:
             case RingIs(ring):
                 self._out += self.take_ring(ring, now)
@@ -328,6 +327,14 @@ class Quorums:
                 self._out.append(SendCall(disk, AdoptRing(self.ring)))
             case _:
                 pass
+
+    def on_unsent(self, call: int, now: float) -> None:
+        """The write of this call was not handed to the network, or its disk has not taken it."""
+        request = self._by_call.get(call)
+        if request is not None and request.taker is not None:
+            self._late.add(request.taker)
+            self._untake(request)
+            self._wake_soon(request, now)
 
     def on_refused(self, disk: int, ring: ReplicaRing, now: float) -> list[DataEffect]:
         """A disk has a newer ring, this one: it has not done the calls of former rings that it has

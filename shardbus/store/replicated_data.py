@@ -27,12 +27,14 @@ from shardbus.guarded_log import GuardedLog
 from shardbus.ids import check_id
 from shardbus.replication.kinds import KINDS, KindT, Register, Versioned, versioned
 from shardbus.replication.quorum import Level, check_level, disks_needed
-from shardbus.replication.versions import DataChange, DataValue
+from shardbus.replication.versions import Clock, DataChange, DataValue, clock_of
 from shardbus.store.protocol import StateStore
 from shardbus.store.replicated import ReplicatedStore
 
 log = GuardedLog("shardbus.store")
 
+COUNTER_MAX = 2**56
+"""Above the counters of any disk."""
 LETTERS = {cls: letter for letter, cls in KINDS.items()}
 
 
@@ -81,7 +83,7 @@ class ReplicatedData:
         content = Register().set(value).changes.change()
         assert content is not None
         self._level("w", w)
-        seen = after.version if after is not None else (await self._read(key, r)).clock
+        seen = _clock(after) if after is not None else (await self._read(key, r)).clock
         shown = versioned(await self._write(key, content._replace(seen=seen), w))
         assert shown is not None
         return shown
@@ -125,7 +127,7 @@ class ReplicatedData:
         others write at the same time stays. Returns False if there was none."""
         self._level("w", w)
         if after is not None:
-            seen = after.version
+            seen = _clock(after)
         else:
             value = await self._read(key, r)
             if not value.dots:
@@ -172,6 +174,27 @@ class ReplicatedData:
     def _level(self, name: str, level: Level | None) -> Level:
         default = self._settings.r if name == "r" else self._settings.w
         return check_level(name, default if level is None else level)
+
+
+def _clock(after: object) -> Clock:
+    """Return the clock of a version.
+
+    Raises:
+        ConfigError: no get can have returned it.
+    """
+    clock = after.version if isinstance(after, Versioned) else None
+    pairs = [(disk, counter) for disk, counter in clock or ()]
+    is_whole = all(type(disk) is type(counter) is int for disk, counter in pairs)
+    if (
+        clock is None
+        or not is_whole
+        or not all(0 <= disk < 2**63 and 0 < counter < COUNTER_MAX for disk, counter in pairs)
+    ):
+        raise ConfigError(
+            f"after: {after!r:.60} is no version of a value",
+            hint="use the result of a get or a put",
+        )
+    return clock_of(pairs)
 
 
 def warn_of_levels(store: StateStore, settings: DataSettings) -> None:

@@ -22,7 +22,7 @@ from random import Random
 
 from shardbus.errors import ConfigError, StoreUnavailable, ValueRefused
 from shardbus.quantities import counted
-from shardbus.replication.messages import KeysChanged, ListChanges
+from shardbus.replication.messages import KeysChanged, ListChanges, TakeChange
 from shardbus.replication.proposer import Completed, RingFound, SendCall, Unanswered
 from shardbus.replication.quorum import (
     DataEffect,
@@ -124,7 +124,8 @@ class ReplicatedValues:
         for effect in effects:
             match effect:
                 case SendCall(disk, StoreCall() as call):
-                    self._links.send(disk, call)
+                    if not self._links.send(disk, call) and isinstance(call.request, TakeChange):
+                        self._quorums.on_unsent(call.number, self._loop.time())
                 case SendCall(disk, AdoptRing(ring)):
                     self._links.adopt(ring, {disk})
                 case RequestSettled(ticket, outcome):

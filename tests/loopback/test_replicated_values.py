@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shardbus.config.settings import DataSettings
-from shardbus.data import Counter, Flag, Map, ReplicatedData, Set
+from shardbus.data import Counter, Flag, Map, ReplicatedData, Set, Versioned
 from shardbus.errors import ConfigError, StoreUnavailable, ValueRefused
 from shardbus.replica.backup_file import BackupWriter, read_backup
 from shardbus.replication.kinds import versioned
@@ -209,6 +209,9 @@ async def test_what_cannot_be_written_is_refused_with_a_hint(data: ReplicatedDat
         await data.put("text", "y", w=4)
     with pytest.raises(ConfigError, match="a key"):
         await data.get("")
+    for clock in (((1, 2**60),), ((1, 0),), ((-1, 5),), ((1.5, 5),)):
+        with pytest.raises(ConfigError, match="no version"):
+            await data.put("text", "y", after=Versioned(1, clock, "x"))  # type: ignore[arg-type]
     text = await data.get("text", r="all")
     assert text is not None
     assert text.data == "x"

@@ -232,6 +232,22 @@ def test_a_write_without_a_disk_in_reach_has_no_effect_and_waits_for_one() -> No
     assert isinstance(disks.outcomes[ticket], Completed)
 
 
+def test_a_write_that_the_network_has_not_taken_goes_to_another_disk() -> None:
+    disks = Disks()
+    effects = disks.quorums.submit(1, KEY, WriteValue(adding(), 1), 0.0, TIMEOUT_S)
+    [effect] = effects
+    assert isinstance(effect, SendCall)
+    assert isinstance(effect.call, StoreCall)
+    disks.quorums.on_unsent(effect.call.number, 0.0)
+    while 1 not in disks.outcomes:
+        disks.now = disks.quorums.deadline() or 0.0
+        disks.carry(disks.quorums.tick(disks.now))
+    assert isinstance(disks.outcomes[1], Completed)
+    assert disks.takes() != [effect.disk]
+    assert len(disks.takes()) == 1
+    disks.quorums.on_unsent(effect.call.number, disks.now)
+
+
 def test_a_get_without_answers_has_no_effect() -> None:
     disks = Disks()
     disks.down = {1, 2}
