@@ -30,7 +30,7 @@ def values(node, monkeypatch, request):
         node.acts.append(("values", prefix, limit))
         return {"values": [{"key": "a"}, {"key": "b"}][:limit], "more": limit == 1}
 
-    async def one(key, operator, r):
+    async def shown_value(key, operator, r):
         node.acts.append(("value", key, r))
         return shown
 
@@ -44,7 +44,7 @@ def values(node, monkeypatch, request):
         node.acts.append(("delete", key, w))
         return {"key": key, "deleted": True}
 
-    node.values, node.value, node.put_value, node.delete_value = listed, one, put, delete
+    node.values, node.value, node.put_value, node.delete_value = listed, shown_value, put, delete
     request.getfixturevalue("url")  # its application is made of the pages that the node has now
     monkeypatch.setenv("SHARDBUS_NODE_TOKEN", "sesame")
     return shown

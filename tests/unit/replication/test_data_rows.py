@@ -70,94 +70,94 @@ def value_of(registers: Registers, key: str = KEY) -> DataValue:
 
 
 def test_rows_of_values_that_merged_are_alike_in_digest_and_ballot() -> None:
-    one, other = Registers(1), Registers(2)
-    a, b = take(one, putting("a")), take(other, putting("b"))
-    for registers, value in ((one, b), (other, a)):
+    disk_a, disk_b = Registers(1), Registers(2)
+    a, b = take(disk_a, putting("a")), take(disk_b, putting("b"))
+    for registers, value in ((disk_a, b), (disk_b, a)):
         assert registers.handle(MergeValue(KEY, value), 0.0) == Yes()
         registers.check()
-    assert one.rows == other.rows
-    assert one.digests == other.digests
-    assert one.row(KEY).ballot > max(data_row(a).ballot, data_row(b).ballot)
-    before = one.take_records()
-    assert one.handle(MergeValue(KEY, b), 0.0) == Yes()
+    assert disk_a.rows == disk_b.rows
+    assert disk_a.digests == disk_b.digests
+    assert disk_a.row(KEY).ballot > max(data_row(a).ballot, data_row(b).ballot)
+    before = disk_a.take_records()
+    assert disk_a.handle(MergeValue(KEY, b), 0.0) == Yes()
     assert before
-    assert one.take_records() == []
+    assert disk_a.take_records() == []
 
 
 def test_counters_go_on_after_a_restart_and_above_all_that_was_seen() -> None:
-    one = Registers(1)
-    take(one, putting("a"))
-    one.handle(MergeValue(OTHER, DataValue(((7, 41),), ())), 0.0)
-    assert take(one, putting("b")).clock[0] == (1, 42)
+    disk_a = Registers(1)
+    take(disk_a, putting("a"))
+    disk_a.handle(MergeValue(OTHER, DataValue(((7, 41),), ())), 0.0)
+    assert take(disk_a, putting("b")).clock[0] == (1, 42)
     again = Registers()
-    for record in one.take_records():
+    for record in disk_a.take_records():
         again.replay(record)
     again.data.disk = 1
     again.check()
     assert take(again, putting("c")).clock[0] == (1, 43)
 
 
-def deleted(one: Registers, other: Registers) -> DataValue:
+def deleted(disk_a: Registers, disk_b: Registers) -> DataValue:
     """Put and delete a key on both. Returns the value that was deleted."""
-    value = take(one, putting("a"))
-    tombstone = take(one, DataChange("", seen=value.clock))
-    other.handle(MergeValue(KEY, tombstone), 0.0)
+    value = take(disk_a, putting("a"))
+    tombstone = take(disk_a, DataChange("", seen=value.clock))
+    disk_b.handle(MergeValue(KEY, tombstone), 0.0)
     return value
 
 
 def test_a_removed_tombstone_leaves_a_clock_and_a_late_value_stays_out() -> None:
-    one, other = Registers(1), Registers(2)
-    value = deleted(one, other)
-    one.remove_tombstones(BUCKET)
-    one.check()
-    assert KEY not in one.rows
-    assert one.handle(MergeValue(KEY, value), 0.0) == Gone()
-    assert value_of(one).dots == ()
-    assert one.handle(ScanBucket(BUCKET, "d"), 0.0).rows == ()  # type: ignore[union-attr]
-    again = take(one, putting("b"))
-    assert one.handle(MergeValue(KEY, value), 0.0) == Yes()
-    assert value_of(one) == again
+    disk_a, disk_b = Registers(1), Registers(2)
+    value = deleted(disk_a, disk_b)
+    disk_a.remove_tombstones(BUCKET)
+    disk_a.check()
+    assert KEY not in disk_a.rows
+    assert disk_a.handle(MergeValue(KEY, value), 0.0) == Gone()
+    assert value_of(disk_a).dots == ()
+    assert disk_a.handle(ScanBucket(BUCKET, "d"), 0.0).rows == ()  # type: ignore[union-attr]
+    again = take(disk_a, putting("b"))
+    assert disk_a.handle(MergeValue(KEY, value), 0.0) == Yes()
+    assert value_of(disk_a) == again
 
 
 def test_the_clock_of_removed_tombstones_spreads_as_a_row_and_removes_them_elsewhere() -> None:
-    one, other = Registers(1), Registers(2)
-    deleted(one, other)
-    one.remove_tombstones(BUCKET)
-    assert other.data.tombstones
-    for key, row, age in one.content(BUCKET, 0.0):
-        other.merge(key, row, 0.0, age, settled=True)
-    other.check()
-    assert one.rows == other.rows
-    assert list(one.rows) == [removed_key(BUCKET)]
-    assert one.digests == other.digests
-    tombstone = DataValue(value_of(one).clock, ())
-    assert one.handle(MergeValue(KEY, tombstone), 0.0) == Yes()
-    assert KEY not in one.rows
+    disk_a, disk_b = Registers(1), Registers(2)
+    deleted(disk_a, disk_b)
+    disk_a.remove_tombstones(BUCKET)
+    assert disk_b.data.tombstones
+    for key, row, age in disk_a.content(BUCKET, 0.0):
+        disk_b.merge(key, row, 0.0, age, settled=True)
+    disk_b.check()
+    assert disk_a.rows == disk_b.rows
+    assert list(disk_a.rows) == [removed_key(BUCKET)]
+    assert disk_a.digests == disk_b.digests
+    tombstone = DataValue(value_of(disk_a).clock, ())
+    assert disk_a.handle(MergeValue(KEY, tombstone), 0.0) == Yes()
+    assert KEY not in disk_a.rows
 
 
 def test_a_disk_without_all_rows_takes_a_live_value_that_the_clock_covers() -> None:
-    one, blank = Registers(1), Registers(3)
-    live = take(one, putting("live"), OTHER)
-    deleted(one, Registers(2))
-    one.remove_tombstones(BUCKET)
-    content = one.content(BUCKET, 0.0)
+    disk_a, blank = Registers(1), Registers(3)
+    live = take(disk_a, putting("live"), OTHER)
+    deleted(disk_a, Registers(2))
+    disk_a.remove_tombstones(BUCKET)
+    content = disk_a.content(BUCKET, 0.0)
     for key, row, age in reversed(content):
         blank.merge(key, row, 0.0, age, settled=False)
     blank.check()
     assert value_of(blank, OTHER) == live
-    assert blank.rows == one.rows
+    assert blank.rows == disk_a.rows
 
 
 def test_the_log_brings_back_neither_a_tombstone_nor_its_value() -> None:
-    one = Registers(1)
-    deleted(one, Registers(2))
-    one.remove_tombstones(BUCKET)
+    disk_a = Registers(1)
+    deleted(disk_a, Registers(2))
+    disk_a.remove_tombstones(BUCKET)
     again = Registers(1)
-    for record in one.take_records():
+    for record in disk_a.take_records():
         again.replay(record)
     again.check()
-    assert again.rows == one.rows
-    assert again.digests == one.digests
+    assert again.rows == disk_a.rows
+    assert again.digests == disk_a.digests
 
 
 def changes(registers: Registers, since: int, prefix: str = "") -> KeysChanged:
@@ -167,16 +167,18 @@ def changes(registers: Registers, since: int, prefix: str = "") -> KeysChanged:
 
 
 def test_changes_are_listed_once_each_by_prefix_and_since_a_number() -> None:
-    one = Registers(1)
+    disk_a = Registers(1)
     for name in ("a1", "a2", "b1", "a1"):
-        take(one, putting(1, value_of(one, data_key(name))), data_key(name))
-    shown = changes(one, 0, "a")
+        take(disk_a, putting(1, value_of(disk_a, data_key(name))), data_key(name))
+    shown = changes(disk_a, 0, "a")
     assert sorted(shown.keys) == [data_key("a1"), data_key("a2")]
     assert shown.complete
-    assert changes(one, shown.until) == KeysChanged(one.data.run, shown.until, (), complete=True)
-    assert changes(one, 3).keys == (data_key("a1"),)
-    other = one.handle(ListChanges("", one.data.run + 1, 0), 0.0)
-    assert other == KeysChanged(one.data.run, 4, (), complete=False)
+    assert changes(disk_a, shown.until) == KeysChanged(
+        disk_a.data.run, shown.until, (), complete=True
+    )
+    assert changes(disk_a, 3).keys == (data_key("a1"),)
+    disk_b = disk_a.handle(ListChanges("", disk_a.data.run + 1, 0), 0.0)
+    assert disk_b == KeysChanged(disk_a.data.run, 4, (), complete=False)
 
 
 def test_changes_that_are_forgotten_are_not_complete_and_long_lists_come_in_parts(
@@ -185,14 +187,14 @@ def test_changes_that_are_forgotten_are_not_complete_and_long_lists_come_in_part
     kept, shown = 60, 25
     monkeypatch.setattr(data_rows, "CHANGES_KEPT", kept)
     monkeypatch.setattr(data_rows, "CHANGES_SHOWN", shown)
-    one = Registers(1)
+    disk_a = Registers(1)
     for number in range(kept + 5):
-        one.handle(MergeValue(data_key(f"k{number}"), DataValue(((2, number + 1),), ())), 0.0)
-    assert not changes(one, 0).complete
-    assert not changes(one, 4).complete
+        disk_a.handle(MergeValue(data_key(f"k{number}"), DataValue(((2, number + 1),), ())), 0.0)
+    assert not changes(disk_a, 0).complete
+    assert not changes(disk_a, 4).complete
     since, keys = 5, set[str]()
     while True:
-        part = changes(one, since)
+        part = changes(disk_a, since)
         assert part.complete
         assert len(part.keys) <= shown
         if not part.keys:
@@ -209,14 +211,14 @@ def test_keys_of_values_lie_in_all_partitions_and_a_clock_in_its_bucket() -> Non
 
 
 def test_disks_that_stand_still_are_merged_and_compared_by_values() -> None:
-    one, other, whole = Registers(1), Registers(2), Registers()
-    take(one, putting("a"))
-    other.handle(MergeValue(KEY, value_of(one)), 0.0)
-    take(one, putting("b", value_of(one)))
-    take(other, putting("c"), OTHER)
-    behind = {(d.key, d.disk) for d in differences({1: one, 2: other})}
+    disk_a, disk_b, whole = Registers(1), Registers(2), Registers()
+    take(disk_a, putting("a"))
+    disk_b.handle(MergeValue(KEY, value_of(disk_a)), 0.0)
+    take(disk_a, putting("b", value_of(disk_a)))
+    take(disk_b, putting("c"), OTHER)
+    behind = {(d.key, d.disk) for d in differences({1: disk_a, 2: disk_b})}
     assert behind == {(KEY, 2), (OTHER, 1)}
-    merge_rows(whole, [one, other])
+    merge_rows(whole, [disk_a, disk_b])
     whole.check()
     assert (Register(value_of(whole)).value, Register(value_of(whole, OTHER)).value) == ("b", "c")
 

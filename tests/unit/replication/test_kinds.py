@@ -72,27 +72,27 @@ def test_a_set_is_as_a_set_of_python(steps: list[tuple[bool, Any]]) -> None:
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from("abc"), st.integers(0, 3)), max_size=12))
 def test_maps_are_as_dicts_of_python(steps: list[tuple[bool, str, int]]) -> None:
     fields, sets = dict[str, int](), dict[str, set[int]]()
-    one, many = NOTHING, NOTHING
+    single, many = NOTHING, NOTHING
     for counter, (adds, name, number) in enumerate(steps):
         if adds:
             fields[name] = number
             sets.setdefault(name, set()).add(number)
             views: tuple[AnyKind, AnyKind] = (
-                Map(one).set(name, number),
+                Map(single).set(name, number),
                 MultiMap(many).add(name, number),
             )
         else:
             fields.pop(name, None)
             sets.pop(name, None)
-            views = Map(one).remove(name), MultiMap(many).remove(name)
+            views = Map(single).remove(name), MultiMap(many).remove(name)
         values = []
-        for value, view in zip((one, many), views, strict=True):
+        for value, view in zip((single, many), views, strict=True):
             change = view.changes.change()
             step = (value, 0) if change is None else taken(value, 1, counter, change)
             assert not isinstance(step, NotTaken)
             values.append(step[0])
-        one, many = values
-        assert Map(one).value == fields
+        single, many = values
+        assert Map(single).value == fields
         assert MultiMap(many).value == {n: frozenset(s) for n, s in sets.items()}
 
 

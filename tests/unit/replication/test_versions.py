@@ -120,13 +120,13 @@ def test_a_clock_that_covers_another_is_of_a_value_with_the_others_changes(
     history: tuple[type[AnyKind], list[DataValue], Disks],
 ) -> None:
     _, seen, _ = history
-    for one in seen:
+    for value in seen:
         for other in seen:
-            if one.clock == other.clock:
-                assert one == other
-            elif covers(one.clock, other.clock):
-                assert joined(one, other) == one
-                assert events_in(one.clock) > events_in(other.clock)
+            if value.clock == other.clock:
+                assert value == other
+            elif covers(value.clock, other.clock):
+                assert joined(value, other) == value
+                assert events_in(value.clock) > events_in(other.clock)
 
 
 @given(histories())
@@ -260,15 +260,15 @@ def test_kinds_that_were_created_at_the_same_time_stay_and_a_deletion_drops_them
 
 
 def test_clocks_are_compared_by_disk() -> None:
-    one, other = clock_of([(1, 3), (2, 1), (1, 2)]), clock_of([(1, 1), (2, 4)])
-    assert one == ((1, 3), (2, 1))
-    assert not covers(one, other)
-    assert not covers(other, one)
-    assert joined_clock(one, other) == ((1, 3), (2, 4))
-    assert covers(joined_clock(one, other), one)
-    assert number_of(one) != number_of(other)
-    assert 0 <= number_of(one) < 2**63
-    assert covers(one, ())
+    clock, other = clock_of([(1, 3), (2, 1), (1, 2)]), clock_of([(1, 1), (2, 4)])
+    assert clock == ((1, 3), (2, 1))
+    assert not covers(clock, other)
+    assert not covers(other, clock)
+    assert joined_clock(clock, other) == ((1, 3), (2, 4))
+    assert covers(joined_clock(clock, other), clock)
+    assert number_of(clock) != number_of(other)
+    assert 0 <= number_of(clock) < 2**63
+    assert covers(clock, ())
 
 
 def test_every_kind_has_a_letter_and_bytes() -> None:
