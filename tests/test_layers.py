@@ -118,8 +118,7 @@ ENTRY_POINTS = {
     "shardbus.delivery",
 }
 """Modules that are started or imported from outside: the command, the process of a node of
-`shardbus dev`, the application of a new project, the simulators of replicas, the kinds of replicated
-values, the suites that tests
+`shardbus dev`, the application of a new project, the simulators of replicas, the suites that tests
 of users subclass, and the modules that applications import by their own names."""
 
 SMALL_LINES = 40
