@@ -28,6 +28,7 @@ from shardbus.entities import entity_options
 from shardbus.entities.entity_options import EntityArguments
 from shardbus.placement import ExternalAllocation
 from shardbus.routing.refs import Ref
+from shardbus.store.replicated_data import ReplicatedData
 from shardbus.testing import ClusterStore, EntityProbe, TestCluster, TestNode
 
 PAGE = Path(__file__).parent / "reference" / "python.md"
@@ -63,6 +64,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Sending": ("AsyncClient", "Client", "Region", "Envelope", "StartEntity"),
     "Allocation": ("LeastShard", "LeastShardThreshold", "ConsistentHashing"),
     "The cluster": (),
+    "Replicated values": (),
     "Errors": (),
     "Testing": (),
 }
@@ -73,6 +75,7 @@ BESIDE: dict[str, tuple[type, ...]] = {
     "Entities": (WorkQueue,),
     "Sending": (Ref, ClientQueue, Work, BlockingQueue, BlockingWork),
     "The cluster": (Cluster, ExternalAllocation),
+    "Replicated values": (ReplicatedData,),
     "Testing": (TestCluster, TestNode, ClusterStore, EntityProbe),
 }
 """Classes that an application gets and does not import, and the classes of `shardbus.testing`."""
@@ -115,6 +118,7 @@ MADE_FOR_YOU = frozenset(
         "Ref",
         "Cluster",
         "ExternalAllocation",
+        "ReplicatedData",
         "TestNode",
         "ClusterStore",
         "EmbeddedNode",

@@ -36,6 +36,7 @@ from shardbus.errors import (
     StoreUnavailable,
     Unhandled,
     UnknownEntityType,
+    ValueRefused,
 )
 from shardbus.event_sourced import EventSourced, event
 from shardbus.routing.region import Envelope, Region, StartEntity
@@ -92,6 +93,7 @@ __all__ = [
     "StoreUnavailable",
     "Unhandled",
     "UnknownEntityType",
+    "ValueRefused",
     "behaviour",
     "event",
     "handler",

@@ -39,6 +39,7 @@ from shardbus.wire.stored_state import NoStates
 
 if TYPE_CHECKING:
     from shardbus.embedding import EmbeddedNode
+    from shardbus.store.replicated_data import ReplicatedData
 
 C = TypeVar("C", bound=type)
 E = TypeVar("E")
@@ -318,6 +319,20 @@ class ShardBus:
             LocalProtocolError: no node runs here.
         """
         return Cluster(self._running())
+
+    @property
+    def data(self) -> ReplicatedData:
+        """The replicated values of the cluster, as the node in this process reaches them [S3.81].
+        They need the store inside the cluster, `cluster://`.
+
+        Raises:
+            LocalProtocolError: no node runs here.
+            NodeLost: the node was downed, and rejoins at this moment.
+        """
+        from shardbus.store.replicated_data import ReplicatedData
+
+        node = self._running()
+        return ReplicatedData(node.store, node.settings.data)
 
     def on_member_up(self, callback: K) -> K:
         """Call a plain or async function without arguments once this node is Up; at once if it is.

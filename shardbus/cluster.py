@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from shardbus.config.settings import Settings
 from shardbus.errors import ConfigError, NodeLost
 from shardbus.ids import NodeId
 from shardbus.membership.gossip import META_BYTES_MAX, META_NAME_MAX
@@ -58,6 +59,7 @@ from shardbus.sharding.messages import PartitionChange, TableState
 from shardbus.sharding.region.table_gossip import TableGossip, TableVersion
 from shardbus.sharding.table_state import unpack_homes
 from shardbus.shells.region import RegionShell, region_of
+from shardbus.store.protocol import StateStore
 
 __all__ = [
     "Cluster",
@@ -121,6 +123,8 @@ class RunningNode(Protocol):
     subscriptions: Subscriptions
     phases: Phases
     rpc: NodeRpc
+    store: StateStore
+    settings: Settings
 
     @property
     def regions(self) -> Mapping[str, RegionShell]: ...

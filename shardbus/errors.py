@@ -12,7 +12,8 @@ ShardBusError
 │   ├── StaleFence           a newer activation loaded or wrote
 │   │   └── StaleActivation    the activation is over on its own node; `.what` it tried
 │   ├── JournalConflict      an append comes after another entry than the journal's last
-│   └── StateTooLarge        a state above the limit, not sent to the store
+│   ├── StateTooLarge        a state above the limit, not sent to the store
+│   └── ValueRefused         a replicated value of another kind, or above the limit
 ├── Refused                the cluster refuses this node or client
 │   └── StateChanged         the stored state differs from the operator's revision
 ├── ReentrancyError        an entity waits for itself; `.cycle`
@@ -187,6 +188,29 @@ class StateTooLarge(StoreError):
         )
         self.entity_type, self.entity_id = entity_type, entity_id
         self.size, self.limit = size, limit
+
+
+class ValueRefused(StoreError):
+    """A write of a replicated value was refused. Nothing was written; do not send it again.
+
+    `reason` is `kind`: the key has a value of another kind; `size`: the value would be above
+    `data.value_limit`; or `range`: a counter would be above 63 bits. `detail` has the kind that is
+    stored, or the bytes that the value would have.
+    """
+
+    definite = True
+
+    def __init__(self, key: str, reason: str, detail: str = "", limit: int = 0) -> None:
+        match reason:
+            case "kind":
+                text, hint = f"it is a {detail}", "update it as that, or delete it first"
+            case "size":
+                text = f"it would have {detail} bytes, the limit is {limit}"
+                hint = "keep less in it, or raise data.value_limit"
+            case _:
+                text, hint = "the counter would be above 63 bits", ""
+        super().__init__(f"the value {key!r:.100} was not written: {text}", hint=hint)
+        self.key, self.reason, self.detail, self.limit = key, reason, detail, limit
 
 
 class Refused(ShardBusError):

@@ -275,6 +275,10 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ("replicated", "%s was founded anew: acknowledged saves may be lost"): _event(
         "store_founded_anew", "url"
     ),
+    (
+        "replicated_data",
+        "data.r is %s and data.w is %s: of %d replicas, a get may miss an acknowledged put",
+    ): _event("values_may_be_missed", "r w replicas"),
     ("replicated", "%s: ring %d of %d disks"): _event("store_ring", "url ring disks"),
     ("peers", "the replica %s waits for %s"): _event("replica_waits", "replica reason"),
     ("disk", "the replica's disk in %s cannot be used: %s"): _event(

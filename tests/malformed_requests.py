@@ -124,6 +124,8 @@ def pages(kind: bytes, entity: bytes, node: bytes) -> list[PageRequest]:
         (b"/v1/explain" + of_entity, b""),
         (b"/v1/reminders" + of_type, b"limit=5"),
         (b"/v1/reminders" + of_entity, b""),
+        (b"/v1/values", b"prefix=%C3%A9&limit=5"),
+        (b"/v1/values/a%20b/c", b"r=majority"),
         (b"/v1/outboxes", b"limit=5"),
         (b"/v1/outboxes/a%20b/c", b"limit=5&after=3"),
         (b"/v1/explain" + of_type, b"shard=1"),
@@ -152,6 +154,8 @@ def pages(kind: bytes, entity: bytes, node: bytes) -> list[PageRequest]:
         PageRequest("POST", b"/v1/send" + of_entity, b"handler=add&tell=false&within=500", b"[1]"),
         PageRequest("DELETE", state, b"revision=1"),
         PageRequest("DELETE", b"/v1/reminders" + of_entity, b"name=due"),
+        PageRequest("POST", b"/v1/values/a%20b/c", b"w=all", STATE),
+        PageRequest("DELETE", b"/v1/values/a%20b/c", b"w=all"),
         PageRequest("DELETE", b"/v1/outboxes/a%20b/c", b"number=3"),
     ]
 

@@ -11,7 +11,7 @@
     floor 6    shells                       one shell per machine
     floor 7    node
     floor 8    admin
-    floor 9    app cluster declaration entity handlers placement and the package itself
+    floor 9    app cluster data declaration entity handlers placement and the package itself
     floor 10   simulation, which runs whole nodes
     floor 11   testing, the kit for users' tests on the simulator; the command line
 
@@ -78,6 +78,7 @@ FLOORS = {
     "shardbus.cluster": 9,
     "shardbus.app": 9,
     "shardbus.embedding": 9,
+    "shardbus.data": 9,
     "shardbus": 9,
     "shardbus.integrations": 10,
     "shardbus.simulation": 10,
@@ -109,13 +110,15 @@ ENTRY_POINTS = {
     "shardbus_cli.dev.node_main",
     "shardbus_cli.template.app",
     "shardbus.simulation.replication.run",
+    "shardbus.simulation.replication.data_calls",
+    "shardbus.data",
     "shardbus.testing.store_suite",
     "shardbus.testing.allocation_suite",
     "shardbus.integrations.starlette",
     "shardbus.delivery",
 }
 """Modules that are started or imported from outside: the command, the process of a node of
-`shardbus dev`, the application of a new project, the simulator of replicas, the suites that tests
+`shardbus dev`, the application of a new project, the simulators of replicas, the suites that tests
 of users subclass, and the modules that applications import by their own names."""
 
 SMALL_LINES = 40

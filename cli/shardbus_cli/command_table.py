@@ -70,6 +70,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "queue": ("work_queue:app", "Items of a queue of work, and those that were set aside."),
         "data": ("data:app", "The stored tables of shards."),
         "state": ("state:app", "The stored states of entities."),
+        "values": ("values:app", "The replicated values of the cluster."),
         "journal": ("journal:app", "The events of event-sourced entities."),
     },
 }

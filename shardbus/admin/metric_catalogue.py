@@ -403,6 +403,14 @@ STORE_LATENCY = _declare(
 STORE_ERRORS = _declare(
     COUNTER, Group.STORE, "store_errors", "", "loads and saves of entities' state that failed"
 )
+VALUE_REQUESTS = _declare(
+    COUNTER,
+    Group.STORE,
+    "value_requests",
+    "request outcome",
+    "requests of replicated values by this node that have ended: `get` or `write`; `done`, "
+    "`refused`, `failed` (without effect) or `in doubt`",
+)
 REPLICA_ROWS = _declare(
     COUNTER,
     Group.STORE,

@@ -30,6 +30,7 @@ from shardbus.histograms import Histogram
 from shardbus.node.node import Node
 from shardbus.sharding.coordinator.history import BUCKETS
 from shardbus.shells.message_account import account_of
+from shardbus.store.protocol import value_counts_of
 from shardbus.version import VERSION
 
 REBALANCE = "rebalance"
@@ -248,6 +249,9 @@ class _Collector:
         errors = _plain_counter(catalogue.STORE_ERRORS, node.states.errors)
         build = _gauge(catalogue.BUILD_INFO)
         build.add_metric([VERSION], 1)
+        values = _counter(catalogue.VALUE_REQUESTS)
+        for (request, outcome), count in sorted(value_counts_of(node.store).items()):
+            values.add_metric([request, outcome], count)
         rows, volume = _counter(catalogue.REPLICA_ROWS), _counter(catalogue.REPLICA_BYTES)
         age = _gauge(catalogue.REPLICA_REPAIR_AGE)
         if repairs := own_repairs(node):
@@ -258,7 +262,7 @@ class _Collector:
         if pod is not None and pod.written is not None:
             cost.add_metric([], pod.written)
         refused = _plain_counter(catalogue.KUBERNETES_ERRORS, pod.failures if pod else 0)
-        return [lag, vitals, failed, errors, rows, volume, age, cost, refused, build]
+        return [lag, vitals, failed, errors, values, rows, volume, age, cost, refused, build]
 
 
 def _buckets(counts: Iterable[int]) -> list[tuple[str, float]]:

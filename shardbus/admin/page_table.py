@@ -28,13 +28,14 @@ from shardbus.admin.pages import (
     sending,
     shards,
     states,
+    values,
 )
 from shardbus.admin.questions import register
 from shardbus.http.page import NodePages, Page, declared_in
 from shardbus.node.node import Node
 
 OF_CLUSTER = (health, overview, history, cluster, members)
-OF_TYPES = (shards, handlers, entities, explanation, sending, states, reminders)
+OF_TYPES = (shards, handlers, entities, explanation, sending, states, reminders, values)
 OF_EVENTS = (findings, checkup, events, dead_letters, node, outboxes)
 PAGES: tuple[Page[..., Any], ...] = declared_in(Page, *OF_CLUSTER, *OF_TYPES, *OF_EVENTS)
 

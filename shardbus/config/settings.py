@@ -539,6 +539,19 @@ class StoreSettings:
     log_bytes: int = size(2**28, "log of a replica, at which its rows are written anew", low=2**20)
 
 
+LEVELS = ("majority", "majority+1", "all", *map(str, range(1, 10)))
+"""Numbers of the replicas of a replicated value."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataSettings:
+    """Replicated values, on the replicas of cluster://; each has `store.replicas` of them."""
+
+    r: str = text("majority", "replicas that a get reads", choices=LEVELS)
+    w: str = text("majority", "replicas that have a put before it returns", choices=LEVELS)
+    value_limit: int = size(2**18, "one value", high=2**22)
+
+
 @dataclass(frozen=True, slots=True)
 class SecuritySettings:
     """CURVE keys, and the hosts on which a node may listen."""
@@ -649,6 +662,7 @@ class Settings:
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     sharding: ShardingSettings = field(default_factory=ShardingSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
+    data: DataSettings = field(default_factory=DataSettings)
     delivery: DeliverySettings = field(default_factory=DeliverySettings)
     security: SecuritySettings = field(default_factory=SecuritySettings)
     http: HttpSettings = field(default_factory=HttpSettings)

@@ -25,6 +25,7 @@ from shardbus.errors import (
     StateChanged,
     StoreError,
     UnknownEntityType,
+    ValueRefused,
 )
 
 STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
@@ -39,6 +40,7 @@ STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
     (Refused, 409, "refused"),
     (AskTimeout, 504, "timeout"),
     (TimeoutError, 504, "timeout"),
+    (ValueRefused, 409, "value_refused"),
     (StoreError, 503, "store_unavailable"),
     (ShardBusError, 500, "failed"),
 )

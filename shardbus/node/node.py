@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from shardbus.config.replicas import is_replicated
 from shardbus.config.settings import Settings, ShardingSettings
 from shardbus.entities.entity_type import EntityType
 from shardbus.entities.gate import SuspensionGate
@@ -202,10 +203,17 @@ class Node:
         """
         guard(self)
         await self._upkeep.open()
+        self._warn_of_levels()
         self.endpoint.start(self.settings.node.host, self.settings.node.port)
         self._upkeep.start()
         self._add_periodic_tasks()
         self._ticker.start()
+
+    def _warn_of_levels(self) -> None:
+        if is_replicated(self.settings.store.url):
+            from shardbus.store.replicated_data import warn_of_levels
+
+            warn_of_levels(self.store, self.settings.data)
 
     @property
     def started(self) -> bool:

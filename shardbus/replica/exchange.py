@@ -25,6 +25,7 @@ from shardbus.replication.moves import (
 )
 from shardbus.replication.ring import AdoptRing, ReplicaRing
 from shardbus.replication.values import length_of
+from shardbus.replication.versions import DataValue
 from shardbus.wire.disk_frames import (
     decode_disk_answer,
     decode_disk_request,
@@ -77,7 +78,7 @@ class DiskExchange:
         self._unanswered: int | None = None
         """During a repair: the comparisons that were not answered, before it began."""
         self.bytes = sum(weight_of(key, row) for key, row in place.registers.rows.items())
-        """Bytes of memory that rows take, about."""
+        """Bytes of memory that rows take, about, without replicated values."""
 
     def start(self) -> None:
         """Begin to merge the partitions that are not merged, and to repair."""
@@ -90,6 +91,12 @@ class DiskExchange:
         for timer in (self._timer, self._repair):
             if timer is not None:
                 timer.cancel()
+
+    @property
+    def memory(self) -> int:
+        """Bytes of memory that all rows take, about."""
+        data = self._place.registers.data
+        return self.bytes + data.bytes + ROW_BYTES * data.count
 
     # ---- requests of this disk
 
@@ -159,7 +166,7 @@ class DiskExchange:
         if len(self._place.ring.members) > 1:
             self.repairs += 1
             self._unanswered = self._place.counts["unanswered"]
-            self.ask(self._place.repair(self._clock()))
+        self.ask(self._place.repair(self._clock()))
 
     def _note_pass(self) -> None:
         """Note the end of a repair in which every comparison was answered."""
@@ -207,5 +214,8 @@ class DiskExchange:
 
 
 def weight_of(key: str, row: Row) -> int:
-    """Return the bytes of memory of a row, about."""
+    """Return the bytes of memory of a row, about; 0 for replicated values, whose bytes are counted
+    by `data_rows`."""
+    if isinstance(row.value, DataValue):
+        return 0
     return ROW_BYTES + len(key) + length_of(row.value)

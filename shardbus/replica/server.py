@@ -46,17 +46,21 @@ from shardbus.replication.founding import Founding
 from shardbus.replication.messages import (
     AcceptValue,
     Answer,
+    ListChanges,
+    MergeValue,
     PrepareBallot,
     Promised,
     Request,
     RowShown,
-    ScanBucket,
+    TakeChange,
+    Taken,
     Yes,
 )
-from shardbus.replication.moves import AskDisk, RingDisk
+from shardbus.replication.moves import AskDisk, RingDisk, partition_asked
 from shardbus.replication.registers import Registers
 from shardbus.replication.ring import NO_RING, ReplicaRing
-from shardbus.replication.values import BUCKETS_EACH, PARTITIONS, length_of, partition_of
+from shardbus.replication.values import PARTITIONS, length_of
+from shardbus.replication.versions import NotTaken
 from shardbus.transport.network import Listener, Network, SendResult
 from shardbus.transport.suspend_clock import suspend_clock
 from shardbus.wire.disk_frames import DiskState, decode_turn
@@ -151,6 +155,7 @@ class ReplicaServer:
         began = time.perf_counter()
         self._disk.open(self._read, self._forget)
         self._place.identify(self._disk.id)
+        self.registers.data.run = secrets.randbits(RUN_BITS) | 1
         log.info(
             "%d rows read from %s in %.1f s", len(self.registers.rows), self._disk.path,
             time.perf_counter() - began,
@@ -305,17 +310,20 @@ class ReplicaServer:
         everywhere = len(place.voting) == PARTITIONS
         exchange, registers = self._exchange, place.registers
         for number, request in decode_call(body):
-            if not everywhere and _partition(request) not in place.voting:
+            if not (everywhere or self._votes_on(request)):
                 self._drop("not voting")
                 continue
             more = self._more(request)
-            if more > 0 and exchange.bytes + more > self._memory:
-                full.append(number)
+            if more > 0 and exchange.memory + more > self._memory:
+                if isinstance(request, TakeChange):
+                    answers.append((number, NotTaken("memory")))
+                else:
+                    full.append(number)
                 self._drop("full")
                 continue
             answer = registers.handle(request, now)
             answers.append((number, answer))
-            if isinstance(answer, Yes | Promised):
+            if isinstance(answer, Yes | Promised) and not isinstance(request, MergeValue):
                 exchange.bytes += more
         self._turns.after_sync(
             partial(self._answer, connection, ring, answers, full), max(len(answers), 1)
@@ -333,6 +341,8 @@ class ReplicaServer:
 
     def _more(self, request: Request) -> int:
         """Return how many more bytes of memory the row takes with the value of this request."""
+        if isinstance(request, TakeChange | MergeValue):
+            return self._more_data(request)
         if not isinstance(request, AcceptValue | PrepareBallot):
             return 0
         row = self.registers.rows.get(request.key)
@@ -342,6 +352,19 @@ class ReplicaServer:
         if isinstance(request, PrepareBallot):
             return 0
         return length_of(request.value) - length_of(row.value)
+
+    def _more_data(self, request: TakeChange | MergeValue) -> int:
+        row = self.registers.rows.get(request.key)
+        former = ROW_BYTES + len(request.key) if row is None else -length_of(row.value)
+        if isinstance(request, MergeValue):
+            return former + length_of(request.value)
+        adds = sum(len(each.name) + len(each.data) for each in request.change.adds)
+        return max(former, 0) + adds
+
+    def _votes_on(self, request: Request) -> bool:
+        if isinstance(request, ListChanges):
+            return True
+        return partition_asked(request) in self._place.voting
 
     def _refuse(self, connection: bytes, why: str) -> None:
         self._send(connection, ReplicaFrame.REFUSED, why.encode())
@@ -377,7 +400,7 @@ class ReplicaServer:
         """Send the answers to one call, in frames of bounded length."""
         begin = weight = 0
         for place, (_, answer) in enumerate(answers):
-            if isinstance(answer, Promised | RowShown):
+            if isinstance(answer, Promised | RowShown | Taken):
                 weight += length_of(answer.value)
                 if weight > REPLY_BYTES:
                     self._reply(connection, ring, answers[begin : place + 1], [])
@@ -502,7 +525,8 @@ class ReplicaServer:
             "unmerged": standing.unmerged,
             "behind": place.behind,
             "rows": len(self.registers.rows),
-            "memory": self._exchange.bytes,
+            "memory": self._exchange.memory,
+            "values": self.registers.data.count,
             "memory_limit": self._memory,
             "log_bytes": plan.bytes,
             "segments": len(plan.sizes),
@@ -511,9 +535,3 @@ class ReplicaServer:
             "repairs": self._exchange.facts,
             "counts": dict(self.counts),
         }
-
-
-def _partition(request: Request) -> int:
-    if isinstance(request, ScanBucket):
-        return request.bucket // BUCKETS_EACH
-    return partition_of(request.key)

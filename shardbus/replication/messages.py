@@ -13,13 +13,21 @@ other. Two writes never have one ballot, so the ballot stands for the value.
 A **row** is one disk's record of a key: the promise, the ballot and the value. Copies of a row
 merge by the higher promise and the higher ballot, in any order and number.
 
+The row of a **replicated value** (`versions`) is no register: values merge by their vector clocks,
+and nothing is promised. Its ballot is made of the clock (`data_row`), so that digests, logs,
+repair, backups and comparisons treat it as any other row: equal clocks have one ballot, and a clock
+that covers another one has a higher ballot.
+
 | request | answer | |
 |---|---|---|
 | PrepareBallot | Promised or No | refuse lower ballots from now on; show the row |
 | AcceptValue | Yes or No | store the value under the ballot |
 | AcceptChange | Yes, No or OtherBase | the same, as a change of the value under `base` |
 | ReadRow | RowShown | the row |
+| TakeChange | Taken or NotTaken | stamp a write of a replicated value, and store it |
+| MergeValue | Yes or Gone | merge a replicated value |
 | ScanBucket | BucketRows | the rows of one bucket, without values |
+| ListChanges | KeysChanged | the replicated values that changed since |
 
 Calls that carry requests, and replies that carry answers, have the number of a ring (`ring`). Every
 value here is an immutable tuple, so that a codec may take it field by field.
@@ -32,6 +40,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from shardbus.replication.values import AnyChange, Value
+from shardbus.replication.versions import (
+    DataChange,
+    DataValue,
+    NotTaken,
+    events_in,
+    joined,
+    number_of,
+)
 
 
 class Ballot(NamedTuple):
@@ -65,8 +81,16 @@ EMPTY = Row(ZERO, ZERO, None)
 """The row of a key that a disk has nothing of."""
 
 
+def data_row(value: DataValue) -> Row:
+    """Return the row of a replicated value."""
+    ballot = Ballot(0, events_in(value.clock), number_of(value.clock), 0)
+    return Row(ballot, ballot, value)
+
+
 def merged(one: Row, other: Row) -> Row:
     """Return the row that both make together."""
+    if isinstance(one.value, DataValue) and isinstance(other.value, DataValue):
+        return one if one.ballot == other.ballot else data_row(joined(one.value, other.value))
     newer = other if other.ballot > one.ballot else one
     return Row(max(one.promise, other.promise), newer.ballot, newer.value)
 
@@ -113,8 +137,32 @@ class ScanBucket(NamedTuple):
     prefix: str
 
 
+class TakeChange(NamedTuple):
+    """Stamp a write of a replicated value, and store it. Answer: Taken or NotTaken."""
+
+    key: str
+    change: DataChange
+
+
+class MergeValue(NamedTuple):
+    """Merge a replicated value. Answer: Yes, or Gone."""
+
+    key: str
+    value: DataValue
+
+
+class ListChanges(NamedTuple):
+    """Show the replicated values that changed since `since`, of those whose keys begin with
+    `prefix`. `run`: of the replica, when it gave that number. Answer: KeysChanged."""
+
+    prefix: str
+    run: int
+    since: int
+
+
 KeyRequest = PrepareBallot | AcceptValue | AcceptChange | ReadRow
-Request = KeyRequest | ScanBucket
+DataRequest = TakeChange | MergeValue
+Request = KeyRequest | DataRequest | ScanBucket | ListChanges
 
 
 # -- answers -------------------------------------------------------------------------------------
@@ -162,8 +210,29 @@ class BucketRows(NamedTuple):
     rows: tuple[tuple[str, Ballot, bool], ...]
 
 
+class Taken(NamedTuple):
+    """The write is stored. The value that the disk has with it."""
+
+    value: DataValue
+
+
+class Gone(NamedTuple):
+    """Refused: all dots of the value were dropped before, and the tombstone is removed. Nothing
+    changed."""
+
+
+class KeysChanged(NamedTuple):
+    """Keys, each once, that changed up to `until`. `complete` False: the disk does not remember all
+    of them."""
+
+    run: int
+    until: int
+    keys: tuple[str, ...]
+    complete: bool
+
+
 KeyAnswer = Promised | Yes | No | OtherBase | RowShown
-Answer = KeyAnswer | BucketRows
+Answer = KeyAnswer | Taken | NotTaken | Gone | BucketRows | KeysChanged
 
 
 # -- records -------------------------------------------------------------------------------------

@@ -32,6 +32,10 @@ disk's own promise is taken, too, but not as an accepted one: a read does not co
 **Repair** is the same without the counting: a disk compares itself with each other disk of its
 partitions when `repair` is called, at reconnects and now and then.
 
+**Tombstones.** A repair shows, too, which buckets all disks of a partition have in common: their
+tombstones of replicated values go (`data_rows`). A partition of one disk loses them at
+each repair.
+
 **The driver** calls `answer` for calls of store objects, `show` for requests of other disks, `take`
 for the answers of other disks, and `tick` at `deadline()`; the last two return AskDisk effects, to
 be sent to other disks. It syncs the records of `take_records` before any answer or effect leaves,
@@ -49,7 +53,14 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple, assert_never
 
 from shardbus.backoff import doubling
-from shardbus.replication.messages import Record, Row, ScanBucket
+from shardbus.replication.messages import (
+    DataRequest,
+    KeyRequest,
+    ListChanges,
+    Record,
+    Row,
+    ScanBucket,
+)
 from shardbus.replication.registers import Registers
 from shardbus.replication.ring import (
     NO_RING,
@@ -81,6 +92,13 @@ ASKED_MAX = 16
 def ring_key(number: int) -> str:
     """Return the key of the register that decides the ring of this number."""
     return node_key(f"ring/{number}")
+
+
+def partition_asked(request: KeyRequest | DataRequest | ScanBucket) -> int:
+    """Return the partition that a request is about."""
+    if isinstance(request, ScanBucket):
+        return request.bucket // BUCKETS_EACH
+    return partition_of(request.key)
 
 
 # -- records ---------------------------------------------------------------------------------------
@@ -179,6 +197,7 @@ class RingDisk:
     """One disk: its rows, and its place in the ring."""
 
     __slots__ = (
+        "_agreed",
         "_compared",
         "_comparisons",
         "_partitions", "_records",
@@ -197,7 +216,7 @@ class RingDisk:
         self._partitions = partitions
         """All of them, but in simulations that have keys in few."""
         self.ring = NO_RING
-        self.registers = Registers()
+        self.registers = Registers(disk)
         self.voting: set[int] = set()
         self.merged: set[int] = set()
         self.sources: set[int] = set()
@@ -206,6 +225,8 @@ class RingDisk:
         """By partition and disk."""
         self._compared: dict[int, set[int]] = {}
         """The sources that a partition is merged from, so far."""
+        self._agreed: dict[int, tuple[int, set[int]]] = {}
+        """Of a bucket with tombstones: its digest, and the disks that have shown the same."""
         self.away: set[int] = set()
         """Disks that are out of reach, as the driver knows: nothing is asked of them."""
         self.counts: Counter[str] = Counter()
@@ -224,11 +245,9 @@ class RingDisk:
         if call.ring > self.ring.number:
             return RingWanted(self.ring.number)
         request = call.request
-        if isinstance(request, ScanBucket):
-            partition = request.bucket // BUCKETS_EACH
-        else:
-            partition = partition_of(request.key)
-        if partition not in self.voting:
+        if isinstance(request, ListChanges):
+            return self.registers.handle(request, now)
+        if partition_asked(request) not in self.voting:
             return NotVoting()
         return self.registers.handle(request, now)
 
@@ -270,6 +289,9 @@ class RingDisk:
     def repair(self, now: float) -> list[AskDisk]:
         """Compare with every other disk of the partitions that this one votes for."""
         places = places_of(self.ring)
+        for bucket in list(self.registers.data.tombstones):
+            if places[bucket // BUCKETS_EACH] == (self.disk,):
+                self.registers.remove_tombstones(bucket)
         for partition in self.voting:
             for disk in places[partition]:
                 if disk != self.disk:
@@ -294,6 +316,7 @@ class RingDisk:
                 comparison.source, comparison.again_at, comparison.asks = source, 0.0, 0
                 self.counts["compared"] += 1
                 self.counts["differed"] += len(comparison.buckets)
+                self._agree(partition, disk, comparison.buckets)
                 self._settle(partition, disk, comparison)
                 return self.tick(now)
             case BucketContent():
@@ -306,8 +329,9 @@ class RingDisk:
         comparison = self._comparisons.get((partition, content.disk))
         if comparison is None or content.ring != self.ring.number or not comparison.buckets:
             return []
+        settled = partition in self.merged
         for key, row, age in content.rows:
-            if self.registers.merge(key, row, now, age):
+            if self.registers.merge(key, row, now, age, settled=settled):
                 self.counts["rows"] += 1
                 self.counts["bytes"] += len(key) + length_of(row.value)
         comparison.asks, comparison.again_at = 1, now + ASK_AGAIN_S
@@ -382,6 +406,7 @@ class RingDisk:
             case PlaceRecord(ring, voting, merged, sources):
                 self.ring = ring
                 self.voting, self.merged, self.sources = set(voting), set(merged), set(sources)
+                self._forget_values()
                 self._begin()
             case MergedRecord(number, partition):
                 if number == self.ring.number:
@@ -391,7 +416,7 @@ class RingDisk:
 
     def identify(self, disk: int) -> None:
         """Set the id of the disk, once its log is read."""
-        self.disk = disk
+        self.disk = self.registers.data.disk = disk
         if self.ring is not NO_RING:
             self._begin()
 
@@ -432,11 +457,20 @@ class RingDisk:
                     merged.add(partition)
         self.ring = ring
         self.voting, self.merged, self.sources = voting, merged, sources
+        self._forget_values()
         self._begin()
+
+    def _forget_values(self) -> None:
+        """Drop replicated values of partitions in which this disk has no part: when it comes back
+        to one, it may have values whose tombstones are gone."""
+        for partition in self._partitions:
+            if partition not in self.voting and partition not in self.sources:
+                first = partition * BUCKETS_EACH
+                self.registers.forget_values(range(first, first + BUCKETS_EACH))
 
     def _begin(self) -> None:
         """Merge the partitions that are not merged, from the former disks."""
-        self._compared, self._comparisons = {}, {}
+        self._compared, self._comparisons, self._agreed = {}, {}, {}
         before, after = places_of(self.ring.former), places_of(self.ring)
         for partition in self._partitions:
             if self.disk not in after[partition] or partition in self.merged:
@@ -446,6 +480,25 @@ class RingDisk:
                 if disk != self.disk:
                     self._comparisons[partition, disk] = _Comparison()
             self._count(partition)
+
+    def _agree(self, partition: int, disk: int, differing: set[int]) -> None:
+        """Note the buckets of which another disk has shown the digest that they have here, and
+        remove the tombstones of those that all disks agree on."""
+        if partition not in self.merged:
+            return
+        others = set(places_of(self.ring)[partition]) - {self.disk}
+        first = partition * BUCKETS_EACH
+        for bucket in range(first, first + BUCKETS_EACH):
+            if bucket in differing or bucket not in self.registers.data.tombstones:
+                self._agreed.pop(bucket, None)
+                continue
+            digest = self.registers.digests[bucket]
+            former, disks = self._agreed.get(bucket, (digest, set[int]()))
+            disks = {*disks, disk} if former == digest else {disk}
+            self._agreed[bucket] = digest, disks
+            if disks >= others:
+                del self._agreed[bucket]
+                self.registers.remove_tombstones(bucket)
 
     def _settle(self, partition: int, disk: int, comparison: _Comparison) -> None:
         """End a comparison that has all rows."""

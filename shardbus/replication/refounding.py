@@ -40,9 +40,11 @@ from shardbus.replication.ring import (
     places_of,
 )
 from shardbus.replication.values import (
+    DATA,
     LEASE,
     LIST,
     NODE,
+    REMOVED,
     SEPARATOR,
     STATE,
     TABLE,
@@ -59,7 +61,15 @@ LAYOUT_UNKNOWN = "unknown"
 """Layout of a table that was gone. A table without homes takes any."""
 EPOCH_TRUE = EPOCH_MAX // 2
 """No cluster comes to a higher epoch: such a number is damage, and nothing follows it."""
-_WORDS = {STATE: "state", TABLE: "table", LIST: "list", LEASE: "lease", NODE: "register"}
+_WORDS = {
+    STATE: "state",
+    TABLE: "table",
+    LIST: "list",
+    LEASE: "lease",
+    DATA: "value",
+    REMOVED: "removed values of bucket",
+    NODE: "register",
+}
 
 
 def merge_rows(into: Registers, others: Iterable[Registers]) -> None:

@@ -7,7 +7,8 @@
     ScanBucket        nothing changes                                         BucketRows
 
 A request that comes again changes nothing: a ballot stands for one value, so a row at that ballot
-has it. The promise rises with each accepted ballot too.
+has it. The promise rises with each accepted ballot too. Of these, only TakeChange has another
+effect when it comes again: the disk takes the write twice (`quorum`).
 
 **The driver** calls `handle` for the requests that have come, then writes the records of
 `take_records` to its log and syncs it, and only then sends *any* of these answers, answers to reads
@@ -25,6 +26,8 @@ brings its age along.
 Two disks with the same rows have the same digests (`repair`). Promises are not in it: a disk
 without a promise refuses less, and no majority leans on it.
 
+**Tombstones** of replicated values go, and their clocks stay in one row of the bucket: `data_rows`.
+
 Source: docs/architecture.md; Lamport, "Paxos made simple".
 """
 
@@ -34,6 +37,7 @@ from collections.abc import Iterable
 from typing import assert_never
 from zlib import crc32
 
+from shardbus.replication.data_rows import DataRows
 from shardbus.replication.messages import (
     EMPTY,
     ZERO,
@@ -43,6 +47,9 @@ from shardbus.replication.messages import (
     Ballot,
     BucketRows,
     ChangeRecord,
+    Gone,
+    ListChanges,
+    MergeValue,
     No,
     OtherBase,
     PrepareBallot,
@@ -54,18 +61,34 @@ from shardbus.replication.messages import (
     Row,
     RowShown,
     ScanBucket,
+    TakeChange,
+    Taken,
     ValueRecord,
     Yes,
+    data_row,
     merged,
 )
 from shardbus.replication.values import (
     BUCKETS,
+    DATA,
     LEASE,
+    REMOVED,
     ListValue,
     StateValue,
     Value,
     bucket_of,
     changed,
+    removed_key,
+)
+from shardbus.replication.versions import (
+    NOTHING,
+    Clock,
+    DataChange,
+    DataValue,
+    NotTaken,
+    covers,
+    joined,
+    taken,
 )
 
 MASK = 2**64 - 1
@@ -74,9 +97,10 @@ MASK = 2**64 - 1
 class Registers:
     """The rows of one disk. Reading a row that is not there gives `EMPTY`."""
 
-    __slots__ = ("_accepted_at", "_buckets", "_records", "digests", "rows")
+    __slots__ = ("_accepted_at", "_buckets", "_records", "data", "digests", "rows")
 
-    def __init__(self) -> None:
+    def __init__(self, disk: int = -1) -> None:
+        self.data = DataRows(disk)
         self.rows: dict[str, Row] = {}
         self.digests = [0] * BUCKETS
         self._buckets: dict[int, set[str]] = {}
@@ -96,7 +120,15 @@ class Registers:
                 return self._prepare(key, ballot, now)
             case ReadRow(key):
                 row = self.row(key)
+                if row is EMPTY and key[0] == DATA:
+                    row = self._dropped(key)
                 return RowShown(row.promise, row.ballot, row.value, self._age(key, now))
+            case TakeChange(key, change):
+                return self._take(key, change)
+            case MergeValue(key, value):
+                return self._merge_value(key, value, settled=True)
+            case ListChanges():
+                return self.data.changes(request)
             case AcceptChange():
                 return self._change(request, now)
             case ScanBucket(bucket, prefix):
@@ -147,10 +179,16 @@ class Registers:
             case _:
                 assert_never(record)
 
-    def merge(self, key: str, other: Row, now: float, age: float = 0.0) -> bool:
+    def merge(
+        self, key: str, other: Row, now: float, age: float = 0.0, *, settled: bool = False
+    ) -> bool:
         """Merge the row of another disk: for repair, moves and restores. Its value is `age` seconds
-        old there. Returns True if its value is newer."""
+        old there. `settled`: this disk has all rows of the partition (`data_rows`). Returns True if
+        its value is newer."""
         row = self.row(key)
+        if isinstance(other.value, DataValue):
+            self._merge_value(key, other.value, settled=settled)
+            return self.row(key).ballot > row.ballot
         after = merged(row, other)
         is_newer = after.ballot > row.ballot
         if after.ballot > row.ballot:
@@ -161,6 +199,12 @@ class Registers:
             self._records.append(PromiseRecord(key, after.promise))
         return is_newer
 
+    def remove_tombstones(self, bucket: int) -> None:
+        """Every disk of the partition has the tombstones of this bucket: drop them, and keep their
+        clock."""
+        removed = DataValue(self.data.clock_of_tombstones(bucket), ())
+        self._merge_value(removed_key(bucket), removed, settled=True)
+
     def forget(self, buckets: Iterable[int]) -> list[str]:
         """Drop the rows of buckets that the disk does not hold any more; return their keys. The
         driver leaves them out when it next writes all rows."""
@@ -169,10 +213,18 @@ class Registers:
             keys = self._buckets.pop(bucket, set())
             self.digests[bucket] = 0
             for key in keys:
-                del self.rows[key]
+                row = self.rows.pop(key)
                 self._accepted_at.pop(key, None)
+                if isinstance(row.value, DataValue):
+                    self.data.note(key, row, None)
             dropped += sorted(keys)
         return dropped
+
+    def forget_values(self, buckets: Iterable[int]) -> None:
+        """Drop the replicated values of buckets, as `forget`."""
+        for bucket in buckets:
+            for key in [k for k in self._buckets.get(bucket, ()) if k[0] in (DATA, REMOVED)]:
+                self._drop(key)
 
     def check(self) -> None:
         """Audit the whole state. For tests."""
@@ -183,6 +235,11 @@ class Registers:
             digests[bucket_of(key)] = (digests[bucket_of(key)] + mark_of(key, row.ballot)) & MASK
         assert digests == self.digests
         assert sum(map(len, self._buckets.values())) == len(self.rows)
+        values = {k: row.value for k, row in self.rows.items() if isinstance(row.value, DataValue)}
+        assert self.data.count == len(values)
+        dotless = {key for key, value in values.items() if key[0] == DATA and not value.dots}
+        assert dotless == {key for keys in self.data.tombstones.values() for key in keys}
+        assert all(not covers(self._removed(key), values[key].clock) for key in dotless)
 
     def _prepare(self, key: str, ballot: Ballot, now: float) -> Answer:
         row = self.row(key)
@@ -216,6 +273,64 @@ class Registers:
         self._records.append(ChangeRecord(key, ballot, base, change))
         return Yes()
 
+    # -- replicated values
+
+    def _removed(self, key: str) -> Clock:
+        """Return the clock up to which keys of this one's bucket count as dropped."""
+        row = self.rows.get(removed_key(bucket_of(key)))
+        return row.value.clock if row is not None and isinstance(row.value, DataValue) else ()
+
+    def _dropped(self, key: str) -> Row:
+        """Return the row of a key that has none here."""
+        removed = self._removed(key)
+        return data_row(DataValue(removed, ())) if removed else EMPTY
+
+    def _value(self, key: str, *, settled: bool) -> DataValue:
+        row = self.rows.get(key)
+        if row is not None:
+            return row.value if isinstance(row.value, DataValue) else NOTHING
+        return DataValue(self._removed(key), ()) if settled and key[0] == DATA else NOTHING
+
+    def _take(self, key: str, change: DataChange) -> Taken | NotTaken:
+        step = taken(self._value(key, settled=True), self.data.disk, self.data.counter, change)
+        if isinstance(step, NotTaken):
+            return step
+        self._store_value(key, step[0])
+        return Taken(step[0])
+
+    def _merge_value(self, key: str, value: DataValue, *, settled: bool) -> Yes | Gone:
+        former = self._value(key, settled=settled)
+        after = joined(former, value)
+        if key not in self.rows and not after.dots:
+            if value.dots:
+                return Gone()
+            if key[0] == DATA and covers(self._removed(key), value.clock):
+                return Yes()
+        self._store_value(key, after)
+        return Yes()
+
+    def _store_value(self, key: str, value: DataValue) -> None:
+        row, after = self.row(key), data_row(value)
+        if after.ballot != row.ballot:
+            self._records.append(ValueRecord(key, after.ballot, value))
+            self._put(key, row, after)
+
+    def _drop_removed(self, bucket: int) -> None:
+        """Drop the tombstones that the clock of the bucket covers."""
+        tombstones = self.data.tombstones.get(bucket)
+        if not tombstones:
+            return
+        removed = self._removed(next(iter(tombstones)))
+        for key, clock in list(tombstones.items()):
+            if covers(removed, clock):
+                self._drop(key)
+
+    def _drop(self, key: str) -> None:
+        row, bucket = self.rows.pop(key), bucket_of(key)
+        self._buckets[bucket].discard(key)
+        self.digests[bucket] = (self.digests[bucket] - mark_of(key, row.ballot)) & MASK
+        self.data.note(key, row, None)
+
     def _store(self, key: str, row: Row, after: Row, since: float) -> None:
         if key[0] == LEASE:
             if row.value == after.value:
@@ -233,6 +348,10 @@ class Registers:
             self.digests[bucket] = (
                 self.digests[bucket] - before + mark_of(key, after.ballot)
             ) & MASK
+            if isinstance(after.value, DataValue):
+                self.data.note(key, row, after)
+                if not after.value.dots:
+                    self._drop_removed(bucket)
 
     def _age(self, key: str, now: float) -> float:
         return now - self._accepted_at.get(key, now) if key[0] == LEASE else 0.0
@@ -245,6 +364,8 @@ def is_there(value: Value) -> bool:
             return value.data is not None
         case ListValue():
             return bool(value.entity_ids)
+        case DataValue():
+            return bool(value.dots)
         case _:
             return value is not None
 

@@ -5,6 +5,8 @@
     table   type           TableValue    HomesChange
     list    type, shard    ListValue     ListChange
     lease   name           LeaseValue    -
+    data    name           DataValue     DataChange, which the replica stamps (`versions`)
+    removed bucket         DataValue     the clock of the removed tombstones of a bucket
     node    name           str, or any other plain value of the store itself
 
 A key is a text: the letter of its kind, and its names, separated by a control character that no id
@@ -20,10 +22,12 @@ from typing import NamedTuple
 from zlib import crc32
 
 from shardbus.ids import NodeId
+from shardbus.replication.versions import DataValue, bytes_of
 
 SEPARATOR = "\x1f"
 """Between the parts of a key. Ids have no control characters."""
 STATE, TABLE, LIST, LEASE, NODE = "s", "t", "l", "e", "$"
+DATA, REMOVED = "d", "r"
 """The kinds of keys, as the first letter of a key."""
 
 BUCKETS = 4096
@@ -92,7 +96,9 @@ class ListChange(NamedTuple):
     removed: tuple[str, ...]
 
 
-Value = StateValue | TableValue | ListValue | LeaseValue | str | tuple[object, ...] | None
+Value = (
+    StateValue | TableValue | ListValue | LeaseValue | DataValue | str | tuple[object, ...] | None
+)
 AnyChange = HomesChange | ListChange
 
 
@@ -123,8 +129,10 @@ class Reading(NamedTuple):
 
 
 def length_of(value: Value) -> int:
-    """Return the bytes of a state, 0 for any other value."""
-    return len(value.data or b"") if type(value) is StateValue else 0
+    """Return the bytes of a state or of a replicated value, 0 for any other value."""
+    if type(value) is StateValue:
+        return len(value.data or b"")
+    return bytes_of(value) if type(value) is DataValue else 0
 
 
 def changed(value: Value, change: AnyChange) -> Value:
@@ -157,6 +165,16 @@ def lease_key(name: str) -> str:
     return f"{LEASE}{SEPARATOR}{name}"
 
 
+def data_key(name: str) -> str:
+    return f"{DATA}{SEPARATOR}{name}"
+
+
+def removed_key(bucket: int) -> str:
+    """Return the key of the clock of a bucket's removed tombstones. It is in that bucket, and comes
+    after the bucket's values in the order of keys."""
+    return f"{REMOVED}{SEPARATOR}{bucket:04d}"
+
+
 def node_key(name: str) -> str:
     return f"{NODE}{SEPARATOR}{name}"
 
@@ -164,8 +182,10 @@ def node_key(name: str) -> str:
 def bucket_of(key: str) -> int:
     """Return the bucket of a key, 0 to 4095. Tables, leases and the keys of the store itself are in
     the first partition, whose disks are the voters."""
+    if key[0] == REMOVED:
+        return int(key[2:]) % BUCKETS
     number = crc32(key.encode())
-    return number % (BUCKETS if key[0] in (STATE, LIST) else BUCKETS_EACH)
+    return number % (BUCKETS if key[0] in (STATE, LIST, DATA) else BUCKETS_EACH)
 
 
 def partition_of(key: str) -> int:

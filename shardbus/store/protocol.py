@@ -342,6 +342,22 @@ class HasReplicas(Protocol):
         ...
 
 
+@runtime_checkable
+class CountsValues(Protocol):
+    """A store with replicated values."""
+
+    @property
+    def value_counts(self) -> Mapping[tuple[str, str], int]:
+        """The requests that have ended: `get` or `write`, with `done`, `refused`, `failed`, or `in
+        doubt`."""
+        ...
+
+
+def value_counts_of(store: StateStore) -> Mapping[tuple[str, str], int]:
+    """Return the `value_counts` of the store, none if it has no replicated values."""
+    return store.value_counts if isinstance(store, CountsValues) else {}
+
+
 def replicas_of(store: StateStore) -> tuple[dict[str, object], ...]:
     """Return the `replicas` of the store, none if it is not inside the cluster."""
     return store.replicas if isinstance(store, HasReplicas) else ()

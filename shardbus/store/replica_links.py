@@ -29,10 +29,10 @@ import msgspec
 
 from shardbus.guarded_log import GuardedLog
 from shardbus.ids import Address
-from shardbus.replication.messages import AcceptValue
+from shardbus.replication.messages import AcceptValue, MergeValue, TakeChange
 from shardbus.replication.moves import DiskAnswer, DiskRequest
 from shardbus.replication.ring import NO_RING, ReplicaRing, StoreCall, StoreReply, is_other_store
-from shardbus.replication.values import StateValue
+from shardbus.replication.values import length_of
 from shardbus.transport.network import Connection, Network
 from shardbus.wire.disk_frames import decode_disk_answer, encode_disk_request
 from shardbus.wire.replica_frames import (
@@ -114,6 +114,7 @@ class ReplicaLinks:
         on_replies: takes the answers of one frame.
         on_change: called when a replica has begun or ceased to serve.
         on_rows: takes the answer of a disk to `ask`.
+        on_refused: called when a disk has refused the calls of former rings, with its ring.
     """
 
     def __init__(
@@ -124,10 +125,12 @@ class ReplicaLinks:
         on_replies: Callable[[list[StoreReply]], None],
         on_change: Callable[[], None],
         on_rows: Callable[[int, DiskAnswer], None] = lambda disk, answer: None,
+        on_refused: Callable[[int, ReplicaRing], None] = lambda disk, ring: None,
     ) -> None:
         self._mark, self._network = cluster_mark(cluster), network
         self._hello = encode_head(ReplicaFrame.HELLO, self._mark)
         self._on_replies, self._on_change, self._on_rows = on_replies, on_change, on_rows
+        self._on_refused = on_refused
         self.links = {address: ReplicaLink(address) for address in addresses}
         self._newest = NO_RING
         """The newest ring that the store object has."""
@@ -214,6 +217,11 @@ class ReplicaLinks:
     def serving(self, ring: ReplicaRing) -> int:
         """Return how many disks of the ring serve now."""
         return sum(link.serves and link.disk in ring.disks for link in self.links.values())
+
+    @property
+    def serving_disks(self) -> frozenset[int]:
+        """The disks that serve now."""
+        return frozenset(disk for disk, link in self._by_disk.items() if link.serves)
 
     @property
     def troubles(self) -> str:
@@ -345,6 +353,8 @@ class ReplicaLinks:
         self.take_ring(ring)
         link.under_way.clear()
         self._on_change()
+        if link.disk is not None:
+            self._on_refused(link.disk, ring)
 
     def _on_up(self, link: ReplicaLink) -> None:
         link.up = True
@@ -396,6 +406,11 @@ def _same(these: list[StoreCall], those: list[StoreCall]) -> bool:
 
 def _weight(call: StoreCall) -> int:
     request = call.request
-    if isinstance(request, AcceptValue) and isinstance(request.value, StateValue):
-        return len(request.value.data or b"")
-    return 0
+    match request:
+        case AcceptValue(_, _, value) | MergeValue(_, value):
+            return length_of(value)
+        case TakeChange(_, change):
+            base = 0 if change.base is None else length_of(change.base)
+            return base + sum(len(each.data) for each in change.adds)
+        case _:
+            return 0

@@ -10,6 +10,7 @@ change a value are in `replication.functions`:
     add_remembered remove_remembered      ChangeValue of the list
     expire_states                         ChangeValue of each state, with an id
     leases, identity                      ReadValue, then ChangeValue
+    replicated values                     `replicated_values`, on the same links
     page_stored remembered_shards         scans of buckets at a majority; keys that differ are read
 
 **A refusal says: no effect from now on.** A save that was under way when another owner loaded may
@@ -83,6 +84,7 @@ from shardbus.replication.values import (
 from shardbus.replication.values import BUCKETS_EACH as IN_PARTITION
 from shardbus.store.protocol import Lease, Save, StoredTable, new_identity
 from shardbus.store.replica_links import ReplicaLinks
+from shardbus.store.replicated_values import VALUES, ReplicatedValues
 from shardbus.store.rows import table_of
 from shardbus.transport.network import Network
 
@@ -170,6 +172,7 @@ class ReplicatedStore:
         self._tickets, self._scans = count(1), count(SCANS)
         self._awaited: dict[int, Callable[[Outcome], None]] = {}
         self._scanned: dict[int, Callable[[int, int, BucketRows], None]] = {}
+        self._values: ReplicatedValues | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
         """When the timer wakes."""
@@ -187,8 +190,9 @@ class ReplicatedStore:
         """
         self._loop, self._changed = asyncio.get_running_loop(), asyncio.Event()
         self._links = ReplicaLinks(
-            self._cluster, self._addresses, self._network(), self._on_replies, self._on_change
-        )
+            self._cluster, self._addresses, self._network(), self._on_replies, self._on_change,
+            on_refused=self._on_refused,
+        )  # fmt: skip
         self._links.open(self._loop)
         try:
             ring = await self._serving_ring()
@@ -199,6 +203,9 @@ class ReplicatedStore:
         self._links.take_ring(ring)
         self._era = ring.era
         self._proposer = Proposer(session, ring, self._dice)
+        self._values = ReplicatedValues(
+            self._url, self._links, ring, self._timeout, self._keys_there, self._dice
+        )
 
     async def _serving_ring(self) -> ReplicaRing:
         """Wait for a majority of the disks of a ring. Returns the ring."""
@@ -221,6 +228,7 @@ class ReplicatedStore:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self.values.close()
         self._links.close()
         awaited, self._awaited = self._awaited, {}
         for settle in awaited.values():
@@ -238,6 +246,22 @@ class ReplicatedStore:
         """The replicas as this object reaches them (`protocol.replicas_of`)."""
         return self._links.rows if self._proposer is not None else ()
 
+    @property
+    def values(self) -> ReplicatedValues:
+        """The replicated values.
+
+        Raises:
+            StoreUnavailable: the store is not open.
+        """
+        if self._values is None:
+            raise StoreUnavailable(f"{self._url} is not open", definite=True)
+        return self._values
+
+    @property
+    def value_counts(self) -> Mapping[tuple[str, str], int]:
+        """The requests of replicated values that have ended (`protocol.value_counts_of`)."""
+        return self._values.counts if self._values is not None else {}
+
     def _open(self) -> Proposer:
         if self._proposer is None:
             raise StoreUnavailable(f"{self._url} is not open", definite=True)
@@ -247,6 +271,11 @@ class ReplicatedStore:
         self._changed.set()
         if self._proposer is not None:
             self._carry_out(self._proposer.take_ring(self._links.ring, self._loop.time()))
+            self.values.on_change()
+
+    def _on_refused(self, disk: int, ring: ReplicaRing) -> None:
+        if self._proposer is not None:
+            self.values.on_refused(disk, ring)
 
     def _on_replies(self, replies: list[StoreReply]) -> None:
         proposer = self._proposer
@@ -254,7 +283,9 @@ class ReplicatedStore:
             return
         now = self._loop.time()
         for reply in replies:
-            if reply.number >= SCANS:
+            if VALUES <= reply.number < SCANS:
+                self.values.handle(reply)
+            elif reply.number >= SCANS:
                 scanned = self._scanned.get(reply.number)
                 answer = reply.answer
                 if scanned is not None and isinstance(answer, BucketRows):
@@ -503,6 +534,15 @@ class ReplicatedStore:
             if isinstance(reading.value, StateValue) and reading.value.data is not None:
                 keys.append(key)
         return sorted(keys)
+
+    async def _keys_there(self, prefix: str) -> list[str]:
+        """Return the keys of a kind without ballots that begin with this text, and that a disk
+        has."""
+        keys = set[str]()
+        for first in range(0, BUCKETS, BUCKETS_EACH):
+            for disks in await self._scan(range(first, first + BUCKETS_EACH), prefix):
+                keys |= {key for disk in disks for key, _, there in disk.rows if there}
+        return list(keys)
 
     async def _scan(self, buckets: range, prefix: str) -> list[list[_Scanned]]:
         """Return the rows of each bucket, from a majority of disks.

@@ -35,7 +35,7 @@ from shardbus.replication.moves import (
     ShowDigests,
 )
 from shardbus.replication.ring import NO_RING, NotVoting, ReplicaRing, RingIs, RingWanted
-from shardbus.replication.values import StateValue
+from shardbus.replication.values import length_of
 from shardbus.wire.replica_frames import change_of, value_of
 
 PART_BYTES = 2 * 2**20
@@ -167,7 +167,7 @@ def parts_of(content: BucketContent) -> Iterator[BucketContent]:
     """Yield the rows of a bucket in parts, of which only the last is complete."""
     begin = weight = 0
     for place, (_, row, _) in enumerate(content.rows, 1):
-        weight += len(row.value.data or b"") if isinstance(row.value, StateValue) else 0
+        weight += length_of(row.value)
         if weight > PART_BYTES and place < len(content.rows):
             yield content._replace(rows=content.rows[begin:place], complete=False)
             begin, weight = place, 0

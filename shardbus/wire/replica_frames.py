@@ -46,6 +46,10 @@ from shardbus.replication.messages import (
     Answer,
     Ballot,
     BucketRows,
+    Gone,
+    KeysChanged,
+    ListChanges,
+    MergeValue,
     No,
     OtherBase,
     PrepareBallot,
@@ -54,13 +58,17 @@ from shardbus.replication.messages import (
     Request,
     RowShown,
     ScanBucket,
+    TakeChange,
+    Taken,
     Yes,
 )
 from shardbus.replication.moves import DiskStatus
 from shardbus.replication.ring import ReplicaRing
 from shardbus.replication.values import (
+    DATA,
     LEASE,
     LIST,
+    REMOVED,
     STATE,
     TABLE,
     AnyChange,
@@ -72,6 +80,7 @@ from shardbus.replication.values import (
     TableValue,
     Value,
 )
+from shardbus.replication.versions import DataValue, NotTaken
 
 VERSION = 2
 CLUSTER_BYTES = 8
@@ -137,6 +146,7 @@ _KINDS_OF: dict[type[Any], str] = {
     TableValue: TABLE,
     ListValue: LIST,
     LeaseValue: LEASE,
+    DataValue: DATA,
 }
 
 
@@ -145,7 +155,7 @@ def _kind_of(value: Value) -> str:
     return _KINDS_OF.get(type(value), "")
 
 
-_CLASSES = {kind: value for value, kind in _KINDS_OF.items()}
+_CLASSES = {kind: value for value, kind in _KINDS_OF.items()} | {REMOVED: DataValue}
 
 
 def value_of(key: str, raw: Any) -> Value:
@@ -201,6 +211,9 @@ class _Call(msgspec.Struct, array_like=True):
     reads: list[tuple[int, ReadRow]] = []
     changes: list[_Change] = []
     scans: list[tuple[int, ScanBucket]] = []
+    takes: list[tuple[int, TakeChange]] = []
+    merges: list[tuple[int, MergeValue]] = []
+    listings: list[tuple[int, ListChanges]] = []
 
 
 Numbered = tuple[int, Request]
@@ -211,7 +224,7 @@ _read_call = msgspec.msgpack.Decoder(_Call).decode
 
 def encode_call(requests: Iterable[Numbered]) -> bytes:
     """Return the body of a CALL."""
-    call = _Call([], [], [], [], [])
+    call = _Call([], [], [], [], [], [], [], [])
     for numbered in requests:
         number, request = numbered
         match request:
@@ -225,6 +238,12 @@ def encode_call(requests: Iterable[Numbered]) -> bytes:
                 call.changes.append(_Change(number, *request))
             case ScanBucket():
                 call.scans.append((number, request))
+            case TakeChange():
+                call.takes.append((number, request))
+            case MergeValue():
+                call.merges.append((number, request))
+            case ListChanges():
+                call.listings.append((number, request))
             case _:
                 assert_never(request)
     return _pack(call)
@@ -248,6 +267,9 @@ def decode_call(body: bytes) -> list[Numbered]:
         for number, key, ballot, base, raw in call.changes
     ]
     requests += call.scans
+    requests += call.takes
+    requests += call.merges
+    requests += call.listings
     return requests
 
 
@@ -263,6 +285,10 @@ class _Reply(msgspec.Struct, array_like=True):
     other_base: list[tuple[int, OtherBase]] = []
     buckets: list[tuple[int, BucketRows]] = []
     full: list[int] = []
+    taken: list[tuple[int, Taken]] = []
+    not_taken: list[tuple[int, NotTaken]] = []
+    gone: list[int] = []
+    keys: list[tuple[int, KeysChanged]] = []
 
 
 class Reply(NamedTuple):
@@ -280,7 +306,7 @@ def encode_reply(
     disk: int, answers: Iterable[tuple[int, Answer]], full: Sequence[int] = ()
 ) -> bytes:
     """Return the body of a REPLY."""
-    reply: Any = _Reply(disk, [], [], [], [], [], [], list(full))
+    reply: Any = _Reply(disk, [], [], [], [], [], [], list(full), [], [], [], [])
     for number, answer in answers:
         match answer:
             case Yes():
@@ -295,9 +321,25 @@ def encode_reply(
                 reply.other_base.append((number, answer))
             case BucketRows():
                 reply.buckets.append((number, answer))
+            case Taken() | NotTaken() | Gone() | KeysChanged():
+                _add_of_data(reply, number, answer)
             case _:
                 assert_never(answer)
     return _pack(reply)
+
+
+def _add_of_data(reply: Any, number: int, answer: Taken | NotTaken | Gone | KeysChanged) -> None:
+    match answer:
+        case Taken():
+            reply.taken.append((number, answer))
+        case NotTaken():
+            reply.not_taken.append((number, answer))
+        case Gone():
+            reply.gone.append(number)
+        case KeysChanged():
+            reply.keys.append((number, answer))
+        case _:
+            assert_never(answer)
 
 
 _YES = Yes()
@@ -314,6 +356,10 @@ def decode_reply(body: bytes) -> Reply:
     answers += reply.no
     answers += reply.other_base
     answers += reply.buckets
+    answers += reply.taken
+    answers += reply.not_taken
+    answers += [(number, Gone()) for number in reply.gone]
+    answers += reply.keys
     answers += [
         (number, Promised(promise, ballot, value_of(kind, raw), age))
         for number, kind, promise, ballot, raw, age in reply.promised

@@ -9,6 +9,8 @@ others. A disk has its log: synced records stay, an answer leaves after the sync
     is lost   for ever; an operator replaces it in the ring
     is set back   to an older copy of its log; the others must notice, and it is lost, too
 
+A message that must not come twice is never doubled: its link is a connection.
+
 **Operators** change the ring: they replace a lost disk, or any, add one and remove one. Each asks
 the disks that it reaches for their reports, makes one step, and goes; several may work at a time.
 
@@ -23,10 +25,11 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
+from typing import Protocol
 
 from shardbus.replication.disk_life import DiskRegistry, DiskShown, is_accepted
 from shardbus.replication.functions import decide_once
-from shardbus.replication.messages import ReadRow
+from shardbus.replication.messages import ReadRow, TakeChange
 from shardbus.replication.moves import (
     AskDisk,
     DiskRecord,
@@ -292,6 +295,12 @@ class SimReplica:
         self.show()
 
 
+class TakesReplies(Protocol):
+    """A store object, as the network sees it."""
+
+    def reply(self, reply: StoreReply) -> None: ...
+
+
 class SimStoreObject:
     """A store object: a proposer, and its timer."""
 
@@ -386,7 +395,7 @@ class ReplicationWorld(Timeline):
             replica.restart()
         self._finish()
 
-    def send(self, store: SimStoreObject, disk: int, call: StoreCall | AdoptRing) -> None:
+    def send(self, store: TakesReplies, disk: int, call: StoreCall | AdoptRing) -> None:
         """Carry a call to a disk, and its answer back."""
         replica = self.replicas.get(disk)
         if replica is None:
@@ -395,10 +404,11 @@ class ReplicationWorld(Timeline):
         def back(reply: StoreReply) -> None:
             self.carry(replica, lambda: store.reply(reply))
 
-        self.carry(replica, lambda: replica.receive(call, back))
+        once = isinstance(call, StoreCall) and isinstance(call.request, TakeChange)
+        self.carry(replica, lambda: replica.receive(call, back), once=once)
 
-    def carry(self, replica: SimReplica, arrive: Callable[[], None]) -> None:
-        """Carry a message to a disk, or from one."""
+    def carry(self, replica: SimReplica, arrive: Callable[[], None], *, once: bool = False) -> None:
+        """Carry a message to a disk, or from one. `once`: it is not doubled."""
         dice, faults = self.dice, self.faults
         if replica.cut_until > self.now or dice.random() < faults.loss:
             return
@@ -406,7 +416,7 @@ class ReplicationWorld(Timeline):
         while again:
             late = dice.random() < faults.late
             self.later(dice.uniform(*(LATE_S if late else DELAY_S)), arrive)
-            again = dice.random() < faults.double
+            again = dice.random() < faults.double and not once
 
     def _may_lose(self, replica: SimReplica) -> bool:
         """True if all disks of the ring are there, and have merged: one of three may then go."""

@@ -1,0 +1,102 @@
+"""Pages about replicated values: which there are, one of them, and changes by operators.
+
+Source: docs/how-to/replicated-values.md; S3.84-S3.89.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from shardbus.admin.administration import Administration
+from shardbus.errors import ConfigError
+from shardbus.http.page import PAGE_DEFAULT, Body, Json, Operator, PageSize, Text, page
+from shardbus.replication.kinds import Versioned
+from shardbus.store.replicated_data import ReplicatedData
+from shardbus.wire.plain_json import from_json, to_json
+
+ValueKey = Annotated[str, Text("key", slashes=True)]
+FOR_OPERATORS = "replicated values are for operators"
+
+
+@page("GET", "/v1/values", operators_only=FOR_OPERATORS)
+async def values(
+    admin: Administration, operator: Operator, prefix: str = "", limit: PageSize = PAGE_DEFAULT
+) -> Json:
+    """The keys of replicated values, sorted, those that begin with `prefix`. Needs the operator's
+    token, and the store inside the cluster.
+
+    `values` (each with `key`), `more`.
+    """
+    keys = await _data(admin).keys(prefix)
+    return {"values": [{"key": key} for key in keys[:limit]], "more": len(keys) > limit}
+
+
+@page("GET", "/v1/values/{key}", operators_only=FOR_OPERATORS)
+async def value(admin: Administration, key: ValueKey, operator: Operator, r: str = "") -> Json:
+    """One replicated value, as `r` replicas make it together. Needs the operator's token.
+
+    `key`, `replicas` (the addresses of those that hold it), `kind` (null if there is no value),
+    `hash` (of the version), `version` (each with `disk` and `counter`), `value`, and `conflicts`
+    (values that were put at the same time). Values that JSON lacks are as in
+    [an export](../how-to/keep-state.md#move-states-to-another-store); a set is a list.
+    """
+    data = _data(admin)
+    return _shown(key, data, await data.get(key, r=r or None))
+
+
+@page("POST", "/v1/values/{key}")
+async def put_value(
+    admin: Administration, key: ValueKey, value: Body, operator: Operator, w: str = ""
+) -> Json:
+    """The value in the body, as JSON, is put in place of the one that is there, a register; it is
+    answered once `w` replicas have it.
+
+    As `GET`. A key that has a value of another kind, or a value that is too large, is 409.
+    """
+    data = _data(admin)
+    try:
+        plain = from_json(value)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"the value: {error}") from None
+    return _shown(key, data, await data.put(key, plain, w=w or None))
+
+
+@page("DELETE", "/v1/values/{key}")
+async def delete_value(
+    admin: Administration, key: ValueKey, operator: Operator, w: str = ""
+) -> Json:
+    """The value is deleted, whatever its kind; it is answered once `w` replicas have noted it.
+
+    `key`, `deleted` (false if there was none).
+    """
+    return {"key": key, "deleted": await _data(admin).delete(key, w=w or None)}
+
+
+def _data(admin: Administration) -> ReplicatedData:
+    return ReplicatedData(admin.node.store, admin.node.settings.data)
+
+
+def _shown(key: str, data: ReplicatedData, shown: Versioned | None) -> Json:
+    row: Json = {"key": key, "replicas": data.replicas_of(key)}
+    if shown is None:
+        return row | {"kind": None, "hash": None, "version": [], "value": None, "conflicts": []}
+    version = [{"disk": f"{disk:016x}", "counter": counter} for disk, counter in shown.version]
+    conflicts = [to_json(each) for each in shown.conflicts]
+    return row | {
+        "kind": shown.kind,
+        "hash": f"{shown.hash:016x}",
+        "version": version,
+        "value": _as_json(shown.data),
+        "conflicts": conflicts,
+    }
+
+
+def _as_json(content: Any) -> Any:
+    """Return the content of any kind: sets as lists."""
+    match content:
+        case frozenset():
+            return sorted(map(to_json, content), key=repr)
+        case dict() if any(isinstance(each, frozenset) for each in content.values()):
+            return {name: _as_json(each) for name, each in content.items()}
+        case _:
+            return to_json(content)

@@ -1,0 +1,211 @@
+"""Replicated values for applications: `bus.data`.
+
+    v = await bus.data.get("rate:eur")
+    await bus.data.put("rate:eur", 1.09, after=v, w="all")
+    await bus.data.update("hits", Counter, lambda hits: hits.add(1))
+    async for key, v in bus.data.watch("rate:"):
+        ...
+
+A put replaces the values that its version has, and keeps those that were put at the same time
+(`conflicts`). Without a version it reads first, and replaces what a get would show. An update reads
+the value, lets a function change an object of its kind, and writes the changes alone.
+
+The values are on the disks of the store inside the cluster; no other store has them.
+
+Source: docs/how-to/replicated-values.md; S3.81-S3.89, B.133.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from shardbus.config.settings import DataSettings
+from shardbus.errors import ConfigError
+from shardbus.guarded_log import GuardedLog
+from shardbus.ids import check_id
+from shardbus.replication.kinds import KINDS, KindT, Register, Versioned, versioned
+from shardbus.replication.quorum import Level, check_level, disks_needed
+from shardbus.replication.versions import Clock, DataChange, DataValue, clock_of
+from shardbus.store.protocol import StateStore
+from shardbus.store.replicated import ReplicatedStore
+
+log = GuardedLog("shardbus.store")
+
+COUNTER_MAX = 2**56
+"""Above the counters of any disk."""
+LETTERS = {cls: letter for letter, cls in KINDS.items()}
+
+
+class ReplicatedData:
+    """The replicated values of a cluster. `r` and `w` are numbers of replicas, or `majority`,
+    `majority+1` or `all`; by default as the settings say.
+
+    Each call may raise
+
+        StoreUnavailable  too few replicas have answered within `store.timeout`. `definite` False:
+                          the write may have its effect, now or later, once
+        ConfigError       the key, `r`, `w` or the content is invalid, or the key has fewer
+                          replicas; nothing was written
+        ValueRefused      the value is of another kind, or too large; nothing was written
+    """
+
+    def __init__(self, store: StateStore, settings: DataSettings) -> None:
+        self._store, self._settings = store, settings
+
+    @property
+    def _replicated(self) -> ReplicatedStore:
+        """The store that has the values."""
+        if not isinstance(self._store, ReplicatedStore):
+            raise ConfigError(
+                "replicated values need the store inside the cluster, and this node has another",
+                hint='set store.url to "cluster://"',
+            )
+        return self._store
+
+    async def get(self, key: str, *, r: Level | None = None) -> Versioned | None:
+        """Return the value of a key that `r` replicas make together; None if there is none.
+        Replicas that are behind are repaired before it returns."""
+        return versioned(await self._read(key, r))
+
+    async def put(
+        self,
+        key: str,
+        value: object,
+        *,
+        after: Versioned | None = None,
+        w: Level | None = None,
+        r: Level | None = None,
+    ) -> Versioned:
+        """Put a plain value in place of those that `after` has; without it, in place of those that
+        `r` replicas have now. Returns once `w` replicas have it."""
+        content = Register().set(value).changes.change()
+        assert content is not None
+        self._level("w", w)
+        seen = _clock(after) if after is not None else (await self._read(key, r)).clock
+        shown = versioned(await self._write(key, content._replace(seen=seen), w))
+        assert shown is not None
+        return shown
+
+    async def update(
+        self,
+        key: str,
+        kind: type[KindT],
+        change: Callable[[KindT], object],
+        *,
+        r: Level | None = None,
+        w: Level | None = None,
+    ) -> Versioned:
+        """Read a value of a kind, from `r` replicas; call `change` with it, once; and write the
+        changes that it has made, to `w` replicas. Returns the value with them.
+
+        `change` is a plain function, which calls methods of its argument."""
+        if kind not in LETTERS:
+            names = ", ".join(sorted(cls.__name__ for cls in LETTERS))
+            raise ConfigError(f"{kind!r:.60} is no kind of value", hint=f"kinds are {names}")
+        self._level("w", w)
+        value = await self._read(key, r)
+        view = kind(value)
+        change(view)
+        changes = view.changes.change()
+        if changes is not None:
+            value = await self._write(key, changes, w)
+        shown = versioned(value, LETTERS[kind])
+        assert shown is not None
+        return shown
+
+    async def delete(
+        self,
+        key: str,
+        *,
+        after: Versioned | None = None,
+        w: Level | None = None,
+        r: Level | None = None,
+    ) -> bool:
+        """Delete the value that `after` has; without it, the value that `r` replicas have now. What
+        others write at the same time stays. Returns False if there was none."""
+        self._level("w", w)
+        if after is not None:
+            seen = _clock(after)
+        else:
+            value = await self._read(key, r)
+            if not value.dots:
+                return False
+            seen = value.clock
+        await self._write(key, DataChange("", seen=seen), w)
+        return True
+
+    async def watch(
+        self, prefix: str = "", *, r: Level | None = None
+    ) -> AsyncGenerator[tuple[str, Versioned | None], None]:
+        """Yield each key that begins with `prefix`, with its value, and then each that changes;
+        with None once it is deleted. A reader that is slow, or several changes in a row, may see
+        only the last. It waits while replicas are out of reach, and ends when it is closed."""
+        level = self._level("r", r)
+        if prefix:
+            check_id("a prefix of keys", prefix)
+        async with aclosing(self._replicated.values.watch(prefix, level)) as changes:
+            async for key, value in changes:
+                yield key, versioned(value)
+
+    async def keys(self, prefix: str = "") -> list[str]:
+        """Return the keys that begin with `prefix`, as a majority of replicas has them. It looks at
+        every key of the store."""
+        if prefix:
+            check_id("a prefix of keys", prefix)
+        return await self._replicated.values.keys(prefix)
+
+    def replicas_of(self, key: str) -> list[str]:
+        """Return the addresses of the replicas that hold a key."""
+        return self._replicated.values.replicas_of(check_id("a key", key))
+
+    async def _read(self, key: str, r: Level | None) -> DataValue:
+        check_id("a key", key)
+        level = self._level("r", r)
+        return await self._replicated.values.get(key, level)
+
+    async def _write(self, key: str, change: DataChange, w: Level | None) -> DataValue:
+        check_id("a key", key)
+        level = self._level("w", w)
+        limited = change._replace(time=time.time_ns() // 1000, limit=self._settings.value_limit)
+        return await self._replicated.values.write(key, limited, level)
+
+    def _level(self, name: str, level: Level | None) -> Level:
+        default = self._settings.r if name == "r" else self._settings.w
+        return check_level(name, default if level is None else level)
+
+
+def _clock(after: object) -> Clock:
+    """Return the clock of a version.
+
+    Raises:
+        ConfigError: no get can have returned it.
+    """
+    clock = after.version if isinstance(after, Versioned) else None
+    pairs = [(disk, counter) for disk, counter in clock or ()]
+    is_whole = all(type(disk) is type(counter) is int for disk, counter in pairs)
+    if (
+        clock is None
+        or not is_whole
+        or not all(0 <= disk < 2**63 and 0 < counter < COUNTER_MAX for disk, counter in pairs)
+    ):
+        raise ConfigError(
+            f"after: {after!r:.60} is no version of a value",
+            hint="use the result of a get or a put",
+        )
+    return clock_of(pairs)
+
+
+def warn_of_levels(store: StateStore, settings: DataSettings) -> None:
+    """Log if a get may miss an acknowledged put, by the settings."""
+    if not isinstance(store, ReplicatedStore):
+        return
+    ring = store.values.ring
+    disks = min(ring.copies, len(ring.members))
+    r, w = (disks_needed(check_level("data", level), disks) for level in (settings.r, settings.w))
+    if r + w <= disks:
+        log.warning(
+            "data.r is %s and data.w is %s: of %d replicas, a get may miss an acknowledged put",
+            settings.r, settings.w, disks,
+        )  # fmt: skip

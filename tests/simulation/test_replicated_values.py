@@ -1,0 +1,20 @@
+"""Many seeds of replicated values: each get sees what it must, and nothing that was deleted."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardbus.simulation.replication.data_calls import simulate_data
+from tests.markers import long_only, soak_only
+
+
+@pytest.mark.parametrize("seeds", [range(8), *long_only(range(8, 90)), *soak_only(range(90, 1090))])
+def test_nothing_breaks(seeds: range) -> None:
+    for seed in seeds:
+        run = simulate_data(seed)
+        assert not run.broken, (seed, run.broken)
+
+
+def test_a_seed_is_one_run_and_tombstones_go() -> None:
+    assert simulate_data(7) == simulate_data(7)
+    assert any(simulate_data(seed).removed for seed in range(4))

@@ -1,0 +1,59 @@
+"""`bus.data` without replicas: where there is none, and what a node logs at its start."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from shardbus import Entity, ShardBus, handler
+from shardbus.config.settings import DataSettings
+from shardbus.data import Counter
+from shardbus.errors import ConfigError, LocalProtocolError
+from shardbus.replication.ring import RingMember, first_ring
+from shardbus.store.memory import MemoryStore
+from shardbus.store.replicated import ReplicatedStore
+from shardbus.store.replicated_data import warn_of_levels
+from shardbus.testing import TestCluster
+
+bus = ShardBus("shop")
+
+
+@bus.entity("till")
+class Till(Entity):
+    @handler
+    async def sell(self) -> str:
+        try:
+            await bus.data.update("sales", Counter, lambda sales: sales.add())
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+
+async def test_another_store_is_refused_with_a_hint() -> None:
+    with pytest.raises(LocalProtocolError, match="no node"):
+        _ = bus.data
+    async with TestCluster(bus, nodes=1) as cluster:
+        text = await cluster.client().ref(Till, "1").sell()
+    assert 'set store.url to "cluster://"' in text
+
+
+def levels(settings: DataSettings, disks: int, caplog: pytest.LogCaptureFixture) -> bool:
+    """True if the node logs that a get may miss a put."""
+    ring = first_ring(tuple(RingMember(disk) for disk in range(1, disks + 1)), 3)
+    store: Any = ReplicatedStore.__new__(ReplicatedStore)
+    store._values = type("Values", (), {"ring": ring})()
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        warn_of_levels(store, settings)
+    return "may miss" in caplog.text
+
+
+def test_levels_that_do_not_overlap_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    assert not levels(DataSettings(), 3, caplog)
+    assert not levels(DataSettings(r="1", w="all"), 3, caplog)
+    assert levels(DataSettings(r="1"), 3, caplog)
+    assert levels(DataSettings(r="1", w="2"), 3, caplog)
+    assert not levels(DataSettings(r="1", w="1"), 1, caplog)
+    warn_of_levels(MemoryStore(), DataSettings(r="1", w="1"))
