@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from examples.ledger import Account
 from shardbus import ShardBusError
 from tests.ports import free_block
 from tests.process.nodes import NodeProcess, Processes
@@ -134,12 +135,10 @@ async def test_events_and_outboxes_outlive_a_killed_node_and_a_full_stop(trio: T
 
         async with client.outbox("payer") as outbox:
             depositing = asyncio.gather(*map(deposit, ACCOUNTS))
-            sent = [await outbox.send(client.ref("account", "payee").deposit, 1) for _ in range(40)]
+            sent = [await outbox.send(client.ref(Account, "payee").deposit, 1) for _ in range(40)]
             await until(lambda: answered.total() > 200, "the first answers")
             trio.nodes[2].kill()
-            sent += [
-                await outbox.send(client.ref("account", "payee").deposit, 1) for _ in range(40)
-            ]
+            sent += [await outbox.send(client.ref(Account, "payee").deposit, 1) for _ in range(40)]
             await depositing
             await until(lambda: not outbox.unconfirmed, "the end of the outbox")
 
