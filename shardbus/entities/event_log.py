@@ -73,7 +73,7 @@ class EventLogs:
         if journals is None:
             raise ConfigError(
                 f"{kind.name!r} is event-sourced, and this store has no journals",
-                hint="use sqlite, redis or postgresql, or give the store `journals`",
+                hint="use a store of shardbus, or give the store `journals`",
             )
         self.name = kind.name
         self.events: EventCodec = kind.events

@@ -28,6 +28,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from shardbus.bounds import EPOCH_MAX, EPOCH_SHIFT
+from shardbus.replication.journal_rows import JournalValue
 from shardbus.replication.messages import Ballot, Row
 from shardbus.replication.moves import RingDisk
 from shardbus.replication.registers import Registers
@@ -40,7 +41,9 @@ from shardbus.replication.ring import (
     places_of,
 )
 from shardbus.replication.values import (
+    BLOCK,
     DATA,
+    JOURNAL,
     LEASE,
     LIST,
     NODE,
@@ -55,6 +58,8 @@ from shardbus.replication.values import (
 )
 
 EPOCHS_SKIPPED = 1000
+OWN_KIND = "$"
+"""The first letter of a kind of journals that is no entity type."""
 IDENTITY_KEY = node_key("identity")
 """The register with the name of the store."""
 LAYOUT_UNKNOWN = "unknown"
@@ -66,6 +71,8 @@ _WORDS = {
     TABLE: "table",
     LIST: "list",
     LEASE: "lease",
+    JOURNAL: "journal",
+    BLOCK: "block of a journal",
     DATA: "value",
     REMOVED: "removed values of bucket",
     NODE: "register",
@@ -84,7 +91,7 @@ def skip_epochs(registers: Registers, session: int) -> dict[str, int]:
     entity type. `session`: random, as of a store object."""
     highest = dict[str, int]()
     for key, row in registers.rows.items():
-        if key[0] in (STATE, LIST, TABLE):
+        if key[0] in (STATE, LIST, TABLE, JOURNAL) and key[2] != OWN_KIND:
             entity_type = key.split(SEPARATOR)[1]
             highest[entity_type] = max(highest.get(entity_type, 0), _epoch_of(key, row))
     skipped = dict[str, int]()
@@ -113,7 +120,7 @@ def rename(registers: Registers, name: str, session: int) -> None:
 def _epoch_of(key: str, row: Row) -> int:
     """Return the highest epoch that a row shows."""
     fence = max(row.promise.fence, row.ballot.fence, 0)
-    if isinstance(row.value, ListValue):
+    if isinstance(row.value, ListValue | JournalValue):
         fence = max(fence, row.value.fence)
     if key[0] != TABLE:
         return fence >> EPOCH_SHIFT

@@ -38,6 +38,7 @@ from typing import assert_never
 from zlib import crc32
 
 from shardbus.replication.data_rows import DataRows
+from shardbus.replication.journal_rows import JournalValue
 from shardbus.replication.messages import (
     EMPTY,
     ZERO,
@@ -366,6 +367,8 @@ def is_there(value: Value) -> bool:
             return bool(value.entity_ids)
         case DataValue():
             return bool(value.dots)
+        case JournalValue():
+            return value.there
         case _:
             return value is not None
 

@@ -5,6 +5,8 @@
     table   type           TableValue    HomesChange
     list    type, shard    ListValue     ListChange
     lease   name           LeaseValue    -
+    journal kind, name     JournalValue  JournalChange
+    block   journal, slot  BlockValue  -
     data    name           DataValue     DataChange, which the replica stamps (`versions`)
     removed bucket         DataValue     the clock of the removed tombstones of a bucket
     node    name           str, or any other plain value of the store itself
@@ -22,13 +24,23 @@ from typing import NamedTuple
 from zlib import crc32
 
 from shardbus.ids import NodeId
+from shardbus.replication.journal_rows import (
+    NO_JOURNAL,
+    BlockValue,
+    JournalChange,
+    JournalValue,
+    appended,
+)
 from shardbus.replication.versions import DataValue, bytes_of
 
 SEPARATOR = "\x1f"
 """Between the parts of a key. Ids have no control characters."""
 STATE, TABLE, LIST, LEASE, NODE = "s", "t", "l", "e", "$"
 DATA, REMOVED = "d", "r"
+JOURNAL, BLOCK = "j", "b"
 """The kinds of keys, as the first letter of a key."""
+SPREAD = frozenset({STATE, LIST, DATA, JOURNAL, BLOCK})
+"""The kinds whose keys are in all buckets."""
 
 BUCKETS = 4096
 """Parts of the key space that replicas compare and merge."""
@@ -97,9 +109,18 @@ class ListChange(NamedTuple):
 
 
 Value = (
-    StateValue | TableValue | ListValue | LeaseValue | DataValue | str | tuple[object, ...] | None
+    StateValue
+    | TableValue
+    | ListValue
+    | LeaseValue
+    | JournalValue
+    | BlockValue
+    | DataValue
+    | str
+    | tuple[object, ...]
+    | None
 )
-AnyChange = HomesChange | ListChange
+AnyChange = HomesChange | ListChange | JournalChange
 
 
 class Written(NamedTuple):
@@ -129,10 +150,18 @@ class Reading(NamedTuple):
 
 
 def length_of(value: Value) -> int:
-    """Return the bytes of a state or of a replicated value, 0 for any other value."""
-    if type(value) is StateValue:
-        return len(value.data or b"")
-    return bytes_of(value) if type(value) is DataValue else 0
+    """Return the bytes of a state, of entries or of a replicated value, 0 for any other value."""
+    match value:
+        case StateValue(data=bytes() as data):
+            return len(data)
+        case JournalValue(size=size):
+            return size
+        case BlockValue(entries=entries):
+            return sum(map(len, entries))
+        case DataValue():
+            return bytes_of(value)
+        case _:
+            return 0
 
 
 def changed(value: Value, change: AnyChange) -> Value:
@@ -145,6 +174,8 @@ def changed(value: Value, change: AnyChange) -> Value:
         case ListChange(fence, added, removed), ListValue() | None:
             ids = frozenset[str]() if value is None else value.entity_ids
             return ListValue(fence, ids.union(added).difference(removed))
+        case JournalChange(), JournalValue() | None:
+            return appended(NO_JOURNAL if value is None else value, change)
         case _:
             raise TypeError(f"{type(change).__name__} of {type(value).__name__}")
 
@@ -159,6 +190,14 @@ def table_key(entity_type: str) -> str:
 
 def list_key(entity_type: str, shard: str) -> str:
     return f"{LIST}{SEPARATOR}{entity_type}{SEPARATOR}{shard}"
+
+
+def journal_key(kind: str, name: str) -> str:
+    return f"{JOURNAL}{SEPARATOR}{kind}{SEPARATOR}{name}"
+
+
+def block_key(kind: str, name: str, slot: int) -> str:
+    return f"{BLOCK}{SEPARATOR}{kind}{SEPARATOR}{name}{SEPARATOR}{slot}"
 
 
 def lease_key(name: str) -> str:
@@ -185,7 +224,7 @@ def bucket_of(key: str) -> int:
     if key[0] == REMOVED:
         return int(key[2:]) % BUCKETS
     number = crc32(key.encode())
-    return number % (BUCKETS if key[0] in (STATE, LIST, DATA) else BUCKETS_EACH)
+    return number % (BUCKETS if key[0] in SPREAD else BUCKETS_EACH)
 
 
 def partition_of(key: str) -> int:

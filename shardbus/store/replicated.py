@@ -11,6 +11,7 @@ change a value are in `replication.functions`:
     expire_states                         ChangeValue of each state, with an id
     leases, identity                      ReadValue, then ChangeValue
     replicated values                     `replicated_values`, on the same links
+    journals                              `replicated_journals`, by the same operations
     page_stored remembered_shards         scans of buckets at a majority; keys that differ are read
 
 **A refusal says: no effect from now on.** A save that was under way when another owner loaded may
@@ -61,6 +62,7 @@ from shardbus.replication.proposer import (
     Unanswered,
 )
 from shardbus.replication.refounding import IDENTITY_KEY
+from shardbus.replication.registers import is_there
 from shardbus.replication.ring import (
     AdoptRing,
     ReplicaRing,
@@ -84,6 +86,7 @@ from shardbus.replication.values import (
 from shardbus.replication.values import BUCKETS_EACH as IN_PARTITION
 from shardbus.store.protocol import Lease, Save, StoredTable, new_identity
 from shardbus.store.replica_links import ReplicaLinks
+from shardbus.store.replicated_journals import ReplicatedJournals
 from shardbus.store.replicated_values import VALUES, ReplicatedValues
 from shardbus.store.rows import table_of
 from shardbus.transport.network import Network
@@ -179,6 +182,9 @@ class ReplicatedStore:
         self._changed: asyncio.Event
         self._era = 0
         self.on_new_server: Callable[[], None] = lambda: None
+        self.journals = ReplicatedJournals(
+            self._change, self._change_all, self._read, self._page_keys
+        )
 
     # ---- the driver
 
@@ -362,6 +368,45 @@ class ReplicatedStore:
             definite=definite,
         )
 
+    async def _do_all(self, works: Sequence[tuple[str, Operation]]) -> list[Outcome]:
+        """Carry out operations at once. Returns their outcomes.
+
+        Raises:
+            StoreUnavailable: too few replicas have answered in time, for any of them.
+        """
+        self._open()
+        if not works:
+            return []
+        outcomes: list[Outcome] = [Unanswered(sent=False)] * len(works)
+        left = len(works)
+        all_settled: asyncio.Future[None] = self._loop.create_future()
+
+        def settle(place: int, outcome: Outcome) -> None:
+            nonlocal left
+            outcomes[place], left = outcome, left - 1
+            if not left and not all_settled.done():
+                all_settled.set_result(None)
+
+        for place, (key, work) in enumerate(works):
+            self._submit(key, work, partial(settle, place))
+        self._arm()
+        await all_settled
+        if all(isinstance(outcome, Unanswered) for outcome in outcomes):
+            definite = all(isinstance(o, Unanswered) and not o.sent for o in outcomes)
+            raise self._unavailable(definite=definite)
+        return outcomes
+
+    async def _change_all(self, changes: Sequence[tuple[str, int, Function]]) -> list[object]:
+        """Change many values at once. Returns the result of each, StoreUnavailable for one that too
+        few replicas have answered. Raises as `_do_all`."""
+        works = [(key, ChangeValue(fence, function)) for key, fence, function in changes]
+        return [
+            outcome.result
+            if isinstance(outcome, Completed)
+            else self._unavailable(definite=isinstance(outcome, Unanswered) and not outcome.sent)
+            for outcome in await self._do_all(works)
+        ]
+
     async def _change(
         self, key: str, fence: int, function: Function, patience: float = 0.0
     ) -> object:
@@ -422,28 +467,15 @@ class ReplicatedStore:
         return state.data if isinstance(state, StateValue) else None
 
     async def save_states(self, saves: Sequence[Save]) -> list[StoreError | None]:
-        self._open()
-        if not saves:
-            return []
-        outcomes: list[Outcome | None] = [None] * len(saves)
-        left = len(saves)
-        all_settled: asyncio.Future[None] = self._loop.create_future()
-
-        def settle(place: int, outcome: Outcome) -> None:
-            nonlocal left
-            outcomes[place], left = outcome, left - 1
-            if not left and not all_settled.done():
-                all_settled.set_result(None)
-
-        for place, save in enumerate(saves):
-            key = state_key(save.entity_type, save.entity_id)
-            work = SaveState(save.fence, save.op_id, save.data, self._copies(len(self._addresses)))
-            self._submit(key, work, partial(settle, place))
-        self._arm()
-        await all_settled
-        if all(isinstance(outcome, Unanswered) for outcome in outcomes):
-            definite = all(isinstance(o, Unanswered) and not o.sent for o in outcomes)
-            raise self._unavailable(definite=definite)
+        copies = self._copies(len(self._addresses))
+        works = [
+            (
+                state_key(save.entity_type, save.entity_id),
+                SaveState(save.fence, save.op_id, save.data, copies),
+            )
+            for save in saves
+        ]
+        outcomes = await self._do_all(works)
         return [self._saved(save, o) for save, o in zip(saves, outcomes, strict=True)]
 
     def _saved(self, save: Save, outcome: Outcome | None) -> StoreError | None:
@@ -505,14 +537,23 @@ class ReplicatedStore:
         self, entity_type: str, prefix: str, cursor: str | None, limit: int
     ) -> tuple[list[str], str | None]:
         """As the protocol says. The cursor is the number of a bucket."""
+        start = state_key(entity_type, "")
+        keys, following = await self._page_keys(start + prefix, cursor, limit)
+        return [key.removeprefix(start) for key in keys], following
+
+    async def _page_keys(
+        self, prefix: str, cursor: str | None, limit: int
+    ) -> tuple[list[str], str | None]:
+        """Return about `limit` keys with this prefix whose values are there, and the next
+        cursor."""
         place = cursor or "0"
         if not (place.isascii() and place.isdigit() and len(place) <= 4):
             raise StoreError(f"{place!r:.60} is no cursor of this store")
-        first, page, start = int(place), list[str](), state_key(entity_type, "")
+        first, page = int(place), list[str]()
         width = FIRST_BUCKETS if cursor is None else BUCKETS_EACH
         buckets = range(first, min(first + width, BUCKETS))
-        for bucket, disks in zip(buckets, await self._scan(buckets, start + prefix), strict=True):
-            page += [key.removeprefix(start) for key in await self._there(disks)]
+        for bucket, disks in zip(buckets, await self._scan(buckets, prefix), strict=True):
+            page += await self._there(disks)
             if len(page) >= limit and bucket + 1 < BUCKETS:
                 return page, str(bucket + 1)
         return page, str(buckets.stop) if buckets.stop < BUCKETS else None
@@ -531,7 +572,7 @@ class ReplicatedStore:
                 doubtful.append(key)
         readings = await asyncio.gather(*map(self._read, doubtful))
         for key, reading in zip(doubtful, readings, strict=True):
-            if isinstance(reading.value, StateValue) and reading.value.data is not None:
+            if is_there(reading.value):
                 keys.append(key)
         return sorted(keys)
 

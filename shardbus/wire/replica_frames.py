@@ -40,6 +40,7 @@ from typing import Any, NamedTuple, assert_never
 import msgspec
 
 from shardbus.replication.disk_life import DiskVerdict
+from shardbus.replication.journal_rows import BlockValue, JournalChange, JournalValue
 from shardbus.replication.messages import (
     AcceptChange,
     AcceptValue,
@@ -65,7 +66,9 @@ from shardbus.replication.messages import (
 from shardbus.replication.moves import DiskStatus
 from shardbus.replication.ring import ReplicaRing
 from shardbus.replication.values import (
+    BLOCK,
     DATA,
+    JOURNAL,
     LEASE,
     LIST,
     REMOVED,
@@ -146,6 +149,8 @@ _KINDS_OF: dict[type[Any], str] = {
     TableValue: TABLE,
     ListValue: LIST,
     LeaseValue: LEASE,
+    JournalValue: JOURNAL,
+    BlockValue: BLOCK,
     DataValue: DATA,
 }
 
@@ -156,6 +161,9 @@ def _kind_of(value: Value) -> str:
 
 
 _CLASSES = {kind: value for value, kind in _KINDS_OF.items()} | {REMOVED: DataValue}
+
+
+_CHANGES: dict[str, type[AnyChange]] = {TABLE: HomesChange, JOURNAL: JournalChange}
 
 
 def value_of(key: str, raw: Any) -> Value:
@@ -181,9 +189,7 @@ def change_of(key: str, raw: Any) -> AnyChange:
     Raises:
         msgspec.ValidationError: it is no change of that kind of key.
     """
-    if key[:1] == TABLE:
-        return msgspec.convert(raw, HomesChange)
-    return msgspec.convert(raw, ListChange)
+    return msgspec.convert(raw, _CHANGES.get(key[:1], ListChange))
 
 
 # -- calls

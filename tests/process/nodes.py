@@ -248,10 +248,12 @@ class Processes:
 
         await until(seen, f"agreement of {sorted(statuses)}")
 
-    def client(self, *nodes: NodeProcess, timeout: float = PATIENCE_S) -> AsyncClient:
+    def client(
+        self, *nodes: NodeProcess, timeout: float = PATIENCE_S, cluster: str = "lab"
+    ) -> AsyncClient:
         """A client that knows these nodes, or all that run."""
         addresses = [f"tcp://{node.address}" for node in (nodes or self.live)]
-        return AsyncClient(*addresses, cluster="lab", timeout=timeout, connect_timeout=PATIENCE_S)
+        return AsyncClient(*addresses, cluster=cluster, timeout=timeout, connect_timeout=PATIENCE_S)
 
     def logs(self) -> str:
         """The end of every node's output."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from examples.ledger import Account
 from shardbus import ShardBusError
 from tests.ports import free_block
 from tests.process.nodes import NodeProcess, Processes
@@ -34,12 +35,13 @@ class Trio:
         self.lab, self.ports = lab, [free_block(4) for _ in range(3)]
         self.nodes: dict[int, NodeProcess] = {}
 
-    def begin(self, *numbers: int) -> None:
+    def begin(self, *numbers: int, app: str = "tests.process.app:bus") -> None:
         """Start these nodes, all by default; does not wait."""
         for number in numbers or range(3):
             port = self.ports[number]
             self.nodes[number] = self.lab.begin(
                 port=port,
+                app=app,
                 seeds=[f"127.0.0.1:{each}" for each in self.ports],
                 settings=(
                     f"node.gossip_port={port + 1}",
@@ -116,6 +118,44 @@ async def test_a_full_stop_and_start_keeps_all(trio: Trio) -> None:
     trio.begin()
     await trio.agree()
     assert await trio.totals() == before
+
+
+async def test_events_and_outboxes_outlive_a_killed_node_and_a_full_stop(trio: Trio) -> None:
+    app = "examples.ledger:bus"
+    trio.begin(app=app)
+    await trio.agree()
+    answered, rounds = Counter[str](), 60
+    async with trio.lab.client(*trio.running, cluster="ledger", timeout=30.0) as client:
+
+        async def deposit(account: str) -> None:
+            for _ in range(rounds):
+                with suppress(ShardBusError, TimeoutError):
+                    await client.call("account", account, "deposit", 1)
+                    answered[account] += 1
+
+        async with client.outbox("payer") as outbox:
+            depositing = asyncio.gather(*map(deposit, ACCOUNTS))
+            sent = [await outbox.send(client.ref(Account, "payee").deposit, 1) for _ in range(40)]
+            await until(lambda: answered.total() > 200, "the first answers")
+            trio.nodes[2].kill()
+            sent += [await outbox.send(client.ref(Account, "payee").deposit, 1) for _ in range(40)]
+            await depositing
+            await until(lambda: not outbox.unconfirmed, "the end of the outbox")
+
+    async def balances() -> dict[str, int]:
+        async with trio.lab.client(*trio.running, cluster="ledger", timeout=30.0) as client:
+            asks = (client.call("account", name, "balance") for name in [*ACCOUNTS, "payee"])
+            amounts = [balance["amount"] for balance in await asyncio.gather(*asks)]
+        return dict(zip([*ACCOUNTS, "payee"], amounts, strict=True))
+
+    before = await balances()
+    assert before["payee"] == len(sent)
+    for account in ACCOUNTS:
+        assert answered[account] <= before[account] <= rounds
+    assert await asyncio.gather(*(node.terminate() for node in trio.running)) == [0, 0]
+    trio.begin(app=app)
+    await trio.agree()
+    assert await balances() == before
 
 
 async def test_a_replica_ends_with_its_node_and_comes_back_by_itself(trio: Trio) -> None:
