@@ -422,20 +422,21 @@ class Router:
     ) -> asyncio.Future[Any]:
         """Send an ask. Returns a future of the answer, which `decode` reads."""
         route = self._by_id.get(entity_id) or self.route_of(entity_id)
-        out = route.out
-        future = out.new_answer() if isinstance(out, LocalOutbox) else self._create_future()
-        run: Run | None = None
+        out, run = route.out, None
+        chain: Chain = ()
         if self._caller is not None and (caller := self._caller()) is not None:
             run = caller.call_chain_now()
-        if out is None:
-            chain = () if run is None else run.chain
-            waits = future, decode, timeout_ms
-            self.deliver(self.pending(key, route, entity_id, payload, binding, waits, chain))
-        elif run is None:
-            out.ask(key, entity_id, payload, timeout_ms, future, decode)
-            return future
+            if run is not None:
+                chain = run.chain
+        if out.__class__ is LocalOutbox:
+            future = out.future_ask(key, entity_id, payload, timeout_ms, decode, chain)
         else:
-            out.ask(key, entity_id, payload, timeout_ms, future, decode, run.chain)
+            future = self._create_future()
+            if out is None:
+                waits = future, decode, timeout_ms
+                self.deliver(self.pending(key, route, entity_id, payload, binding, waits, chain))
+            else:
+                out.ask(key, entity_id, payload, timeout_ms, future, decode, chain)
         if run is not None:
             run.asked((key[0], entity_id), future)
         return future

@@ -1,12 +1,12 @@
 """The direct way of asks from this node to entities of one type on it.
 
 `transport.direct_ask` has an ask at hand that its caller now awaits. Here it is decided whether the
-entity handles it there and then (`goes_directly`), and if so, done. Whatever is in question takes
-the batch, as every message does that comes from elsewhere:
+entity handles it there and then (`take`), and if so, done. Whatever is in question takes the batch,
+as every message does that comes from elsewhere:
 
     condition                       otherwise
     the loopback is clear           earlier messages arrive first
-    the turn has room               the loop must go on, and the stack must end
+    the stack has room              it must end
     the node is confirmed           the message waits at the gate
     the type uses no leases         they are checked as a run arrives
     a handler takes the method      it is refused where runs arrive
@@ -32,10 +32,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shardbus.entities.activation import NEVER, Activation, Message
+from shardbus.entities.activation import Activation, Message
 from shardbus.entities.entity_type import Invoker
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.runner import EntityRunner
+from shardbus.entities.runs import RunHandler
 from shardbus.guarded_log import GuardedLog
 from shardbus.shells.load_sampling import LoadSampling
 from shardbus.tasks.eager import EagerTask
@@ -48,31 +49,13 @@ from shardbus.transport.session import Session
 log = GuardedLog("shardbus.sharding")
 
 
-def goes_directly(
-    clear: bool,
-    room: bool,
-    confirmed: bool,
-    time_left: bool,
-    stack_known: bool,
-    leases: bool,
-    busy: bool,
-    waits: bool,
-) -> bool:
-    """Decide whether an ask that its caller awaits is handed to its active entity there and then.
-    The module's docstring lists the conditions. `busy`, `waits`: the entity handles a message, and
-    this handler waits."""
-    if not (clear and room and confirmed and time_left and stack_known) or leases:
-        return False
-    return waits or not busy
-
-
 class DirectAsks:
     """The direct way of one entity type."""
 
     __slots__ = (
-        "_asks", "_counts", "_find", "_gate", "_gate_clock", "_inbox", "_invokers", "_leases",
+        "_asks", "_clock", "_counts", "_find", "_gate", "_handle", "_inbox", "_invokers", "_leases",
         "_loop", "_marks", "_name", "_outbox", "_runner", "_sampling", "_sent", "_session",
-        "_state", "eager",
+        "_state",
     )  # fmt: skip
 
     def __init__(
@@ -81,6 +64,7 @@ class DirectAsks:
         session: Session,
         outbox: LocalOutbox,
         runner: EntityRunner,
+        runs: RunHandler,
         find: Callable[[str], Activation | None],
         invokers: Mapping[str, Invoker],
         sampling: LoadSampling,
@@ -89,66 +73,63 @@ class DirectAsks:
         leases: bool,
     ) -> None:
         self._name, self._session, self._outbox = name, session, outbox
-        self._asks, self._runner, self.eager = outbox.asks, runner, runner.eager
+        self._state, self._runner, self._handle = outbox.direct, runner, runs.handle_ask
         self._find, self._invokers, self._sampling = find, invokers, sampling
         self._sent, self._leases, self._marks = sent, leases, sampling.marks
         self._counts, self._loop = runner.counts, runner.loop
         self._gate: SuspensionGate = runner.gate
-        self._gate_clock, self._inbox = self._gate.clock, outbox.direct.inbox
-        self._state = outbox.direct
+        self._clock = self._gate.clock
+        self._asks, self._inbox = outbox.direct.asks, outbox.direct.inbox
+        runner.eager.stack = self._state.stack
         self._state.ways[name] = self
 
     def take(self, ask: DirectAsk) -> None:
         """Handle the ask at hand, whose caller awaits it, or put it into the batch."""
-        state, gate, caller = self._state, self._gate, None
+        state, outbox, gate = self._state, self._outbox, self._gate
+        now = self._clock()
+        if not state.turn_ends:
+            state.turn_ends = now + TURN_S
+        elif now > state.turn_ends and state.turn_left > 0:
+            state.turn_left = 0
+        activation, invoker = self._find(ask.entity_id), self._invokers.get(ask.key[1])
         task: Any = current_task(self._loop)
-        stack_known = True
+        caller: Activation | None = None
         if task.__class__ is EagerTask:
-            caller = task.runner.owner.in_first_step(task)
-            if caller is not None:
-                if caller.busy:
-                    caller = None
-                else:
-                    caller.busy = True
-        else:
-            for way in state.ways.values():
-                if way.eager.depth:
-                    stack_known = False
+            if task.activation is None:
+                caller = task.runner.owner.in_first_step(task)
+                if caller is activation:
+                    activation = None
+        elif state.stack.depth:
+            activation = None
+        if (
+            activation is None
+            or invoker is None
+            or (activation.busy and activation.task is None)
+            or ask.timeout_ms <= 0
+            or now >= gate.valid_until
+            or gate.closed
+            or state.depth >= DEPTH_MAX
+            or outbox.held is not None
+            or outbox.lost is not None
+            or self._leases
+            or not self._inbox.is_clear
+        ):
+            outbox.put_at_hand()
+            return
+        if caller is not None:
+            if caller.busy:
+                caller = None
+            else:
+                caller.busy = True
+        state.at_hand = None
+        state.turn_left -= 1
+        state.depth += 1
         try:
-            now = self._gate_clock()
-            if not state.turn_ends:
-                state.turn_ends = now + TURN_S
-            elif now > state.turn_ends:
-                state.turn_left = 0
-            activation, invoker = self._find(ask.entity_id), self._invokers.get(ask.key[1])
-            if (
-                activation is None
-                or invoker is None
-                or not goes_directly(
-                    self._outbox.held is None
-                    and self._outbox.lost is None
-                    and self._inbox.is_clear,
-                    state.turn_left > 0 and state.depth < DEPTH_MAX,
-                    now < gate.valid_until and not gate.closed,
-                    ask.timeout_ms > 0,
-                    stack_known,
-                    self._leases,
-                    activation.busy,
-                    activation.task is not None,
-                )
-            ):
-                self._outbox.put_at_hand()
-                return
-            state.at_hand = None
-            state.turn_left -= 1
-            state.depth += 1
-            try:
-                self._hand_over(ask, activation, invoker)
-            except BaseException as e:
-                self._failed(e)
-            finally:
-                state.depth -= 1
+            self._hand_over(ask, activation, invoker)
+        except BaseException as e:
+            self._failed(ask, e)
         finally:
+            state.depth -= 1
             if caller is not None and caller.task is None:
                 caller.busy = False
 
@@ -163,25 +144,21 @@ class DirectAsks:
         if accepted >= self._marks.mark:
             _, timed = self._sampling.sample(accepted, (ask.entity_id,), invoker)
             invoker = timed or invoker
-        corr = asks.corr = asks.corr + 1
-        if activation.busy:
-            deadline = asks.deadline(ask.timeout_ms)
-            asks.entries[corr] = (ask, ask.decode, deadline)
-            activation.used = self._runner.tick
-            message = Message(invoker, ask.payload, self._session, corr, deadline, ask.chain)
-            self._runner.queue(activation, message)
+        corr = ask.corr = asks.corr = asks.corr + 1
+        if not activation.busy:
+            self._handle(activation, invoker, self._session, ask)
             return
-        # Most handlers answer at once: a deadline costs as much as the answer.
-        asks.entries[corr] = (ask, ask.decode, NEVER)
-        self._runner.receive_directly(
-            activation, invoker, ask.payload, self._session, corr, ask.chain
-        )
-        if corr in asks.entries:
-            asks.entries[corr] = (ask, ask.decode, asks.deadline(ask.timeout_ms))
+        ask.wait()
+        deadline = asks.entries[corr][2]
+        activation.used = self._runner.tick
+        message = Message(invoker, ask.payload, self._session, corr, deadline, ask.chain)
+        self._runner.queue(activation, message)
 
-    def _failed(self, error: BaseException) -> None:
+    def _failed(self, ask: DirectAsk, error: BaseException) -> None:
         """Report an error that is of no handler. An interrupt is raised in a callback of the loop,
         and not in the await of an ask."""
+        if not ask.done():
+            ask.wait()
         try:
             raise_interrupt(error)
         except BaseException:

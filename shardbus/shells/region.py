@@ -190,8 +190,9 @@ class RegionShell:
         self.relayed_messages = 0
         self._stop_reason = StopReason.HANDOFF
         self._stopped_here: asyncio.Future[None] | None = None
-        self._deliver = RunHandler(self.host.runner).deliver
-        self._take_asks_directly()
+        runs = RunHandler(self.host.runner)
+        self._deliver = runs.deliver
+        self._take_asks_directly(runs)
         self._mailbox_limits = self.host.runner.mailbox_limits
 
     def _place(self, within: RegionShell | None) -> None:
@@ -227,7 +228,7 @@ class RegionShell:
         """The deliverer of this node."""
         return self._node.deliverer
 
-    def _take_asks_directly(self) -> None:
+    def _take_asks_directly(self, runs: RunHandler) -> None:
         """Let entities here handle the asks of this node where they are awaited."""
         node, host, outbox = self._node, self.host, self._node.loopback.outbox
         if self.hosts and isinstance(outbox, LocalOutbox):
@@ -236,6 +237,7 @@ class RegionShell:
                 node.loopback,
                 outbox,
                 host.runner,
+                runs,
                 host.active.get,
                 self.entity_type.invokers,
                 self.sampling,

@@ -13,11 +13,12 @@ ask stays at hand, in front of the open batch:
 - **Order.** An ask is at hand only while the open batch is empty, and enters it before anything
   else. So it is younger than all that this process has sent to itself, and older than all that
   follows.
-- **The loop goes on.** The await of an answer that is there does not let the loop run. So one turn
-  of the loop has `DIRECT_MAX` direct asks, in `TURN_S` after the first of them, nested no deeper
-  than `DEPTH_MAX`; the next one waits for the next turn.
-- **A crowd takes batches.** After a batch of `CROWD` asks the next turn has no direct ones: a run
-  of many costs less for each.
+- **The loop goes on.** The await of an answer that is there does not let the loop run. One turn of
+  the loop has `DIRECT_MAX` such asks, in `TURN_S` after the first of them. The caller of each later
+  one gets its answer after a turn of the loop. A handler that is itself called so, and whose caller
+  pays for that turn, may have twice as many. Direct asks nest no deeper than `DEPTH_MAX`.
+- **A crowd takes batches.** After a turn in which `CROWD` asks had to wait for the next one, that
+  has no direct ones: a run of many costs less for each.
 
 Answers to the futures of this process take no batch either, whichever way the ask came, unless
 reading them runs code of the application's: that runs in a callback of the loop, outside of any
@@ -39,7 +40,8 @@ from weakref import WeakSet
 
 from shardbus.errors import EntityFailed, RequestError
 from shardbus.tasks.answers import ANSWERS, WatchedAnswer, answers_of, is_watched
-from shardbus.tasks.eager import EagerRunner
+from shardbus.tasks.eager import FirstSteps
+from shardbus.tasks.interrupts import raise_interrupt
 from shardbus.transport.asks import Asks, Key, refuse_answer
 from shardbus.transport.inbox import Inbox
 from shardbus.transport.loopback import Loopback
@@ -50,12 +52,11 @@ from shardbus.wire.batch import PAYLOAD_BYTES_MAX, AskRun, Chain, Run
 from shardbus.wire.schema import Decode, decode_any, decode_value
 
 DIRECT_MAX = 256
-"""Direct asks in one turn of the loop."""
+"""Direct asks in one turn of the loop whose callers go on at once."""
 TURN_S = 0.002
 """Seconds after the first direct ask of a turn in which more may follow."""
 CROWD = 16
-"""Asks in one batch after which the next turn has no direct ones: in a batch each of many asks
-costs less."""
+"""Asks of one turn that wait for the next one, after which that has no direct ones."""
 DEPTH_MAX = 12
 """Direct asks that are handled inside one another."""
 
@@ -66,22 +67,54 @@ future_await: Callable[[asyncio.Future[Any]], Generator[Any, None, Any]] = async
 class DirectAsk(asyncio.Future[Any]):
     """The answer of an ask to this process, and the ask itself until its caller awaits it."""
 
-    __slots__ = ("chain", "decode", "direct", "entity_id", "key", "payload", "timeout_ms")
+    __slots__ = ("chain", "corr", "decode", "direct", "entity_id", "key", "payload", "timeout_ms")
     direct: DirectAsking
     key: Key
     entity_id: str
     payload: bytes
     timeout_ms: int
-    decode: Decode | None
+    decode: Decode
     chain: Chain
+    corr: int
+    """The correlation id, once an entity gets it."""
 
     def __await__(self) -> Generator[Any, None, Any]:
         direct = self.direct
         if direct.at_hand is self:
             direct.ways[self.key[0]].take(self)
+            left = direct.turn_left
+            if left <= 0 and (not direct.depth or left < -DIRECT_MAX) and self.done():
+                return _after_a_turn(self)
         return future_await(self)
 
     __iter__ = __await__
+
+    def take(self, encode: Callable[[Any], bytes], value: Any) -> bool:
+        """Take the answer of a handler that has ended. Returns False if it must go the long way:
+        reading it runs code of the application's, or it cannot be sent, as is found out there."""
+        decode = self.decode
+        if type(decode) is not BuiltinMethodType and decode not in PLAIN:
+            return False
+        try:
+            payload = encode(value)
+            if len(payload) > PAYLOAD_BYTES_MAX:
+                return False
+            self.set_result(decode(payload))
+        except BaseException as e:
+            raise_interrupt(e)
+            return False
+        return True
+
+    def wait(self) -> None:
+        """Register the ask, whose outcome comes later."""
+        asks = self.direct.asks
+        asks.entries[self.corr] = (self, self.decode, asks.deadline(self.timeout_ms))
+
+
+def _after_a_turn(ask: DirectAsk) -> Generator[Any, None, Any]:
+    """Return the answer after a turn of the loop."""
+    yield
+    return ask.result()
 
 
 class WatchedDirectAsk(WatchedAnswer, DirectAsk):
@@ -90,9 +123,6 @@ class WatchedDirectAsk(WatchedAnswer, DirectAsk):
 
 class DirectWay(Protocol):
     """Hands the asks of one entity type to their entities."""
-
-    eager: EagerRunner
-    """Runs the first steps of their handlers."""
 
     def take(self, ask: DirectAsk, /) -> None:
         """Handle the ask at hand in the await of its caller, or put it into the batch."""
@@ -103,11 +133,14 @@ class DirectAsking:
     """The direct asks of this turn of the loop."""
 
     __slots__ = (
-        "at_hand", "depth", "inbox", "make", "make_plain", "turn_ends", "turn_left", "ways",
+        "asks", "at_hand", "crowd", "depth", "inbox", "make", "make_plain", "stack", "turn_ends",
+        "turn_left", "ways",
     )  # fmt: skip
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, inbox: Inbox[Any]) -> None:
-        self.inbox = inbox
+    def __init__(self, loop: asyncio.AbstractEventLoop, asks: Asks, inbox: Inbox[Any]) -> None:
+        self.asks, self.inbox = asks, inbox
+        self.stack = FirstSteps()
+        """The first steps of this node's handlers that are on the stack."""
         self.make, self.make_plain = direct_asks_of(loop), answers_of(loop)
         """They make the future of an ask that may be direct, and of any other."""
         self.ways: dict[str, DirectWay] = {}
@@ -116,9 +149,11 @@ class DirectAsking:
         """The last ask, while nothing has followed it and its caller has not awaited it."""
         self.depth = 0
         """Direct asks that are being handled, each inside the one before."""
+        self.crowd = False
+        """The turn before had many asks: this one has no direct ones."""
         self.turn_left, self.turn_ends = DIRECT_MAX, 0.0
-        """Direct asks that this turn may still have, and until when, by the clock of the gate; 0
-        before the first."""
+        """Direct asks of this turn whose callers may still go on at once, below 0 the number of
+        those that may not; and until when, by the clock of the gate, 0 before the first."""
 
 
 class LocalOutbox(SessionOutbox):
@@ -135,46 +170,42 @@ class LocalOutbox(SessionOutbox):
         departure: BatchDeparture,
     ) -> None:
         super().__init__(loop, asks, loopback, send_buffer_limit, departure)
-        self.direct = DirectAsking(loop, loopback.inbox)
-
-    @property
-    def asks(self) -> Asks:
-        """The asks that wait for their outcome."""
-        return self._asks
+        self.direct = DirectAsking(loop, asks, loopback.inbox)
 
     # ---- asks
 
-    def new_answer(self) -> asyncio.Future[Any]:
-        """Return the future of the next ask: a direct one if nothing is in front of it. Tasks wait
-        for a plain future of asyncio in less time."""
-        direct = self.direct
-        if self.runs or direct.at_hand is not None or direct.turn_left <= 0:
-            return direct.make_plain()
-        return direct.make()
-
-    def ask(
+    def future_ask(
         self,
         key: Key,
         entity_id: str,
         payload: bytes,
         timeout_ms: int,
-        waiter: Any,
-        decode: Decode | None,
+        decode: Decode,
         chain: Chain = (),
-        since: float | None = None,
-    ) -> None:
-        if not isinstance(waiter, DirectAsk) or since is not None:
-            super().ask(key, entity_id, payload, timeout_ms, waiter, decode, chain, since)
-            return
-        direct = waiter.direct = self.direct
-        if direct.at_hand is not None or not self.writable or len(payload) > PAYLOAD_BYTES_MAX:
-            super().ask(key, entity_id, payload, timeout_ms, waiter, decode, chain)
-            return
-        waiter.key, waiter.entity_id, waiter.payload = key, entity_id, payload
-        waiter.timeout_ms, waiter.decode, waiter.chain = timeout_ms, decode, chain
-        direct.at_hand = waiter
+    ) -> asyncio.Future[Any]:
+        """Ask. Returns the future of the answer, a direct one if nothing is in front of it. Tasks
+        wait for a plain future of asyncio in less time.
+
+        Raises:
+            MessageTooLarge: the payload is over the limit.
+        """
+        direct = self.direct
+        if (
+            self.runs
+            or direct.at_hand is not None
+            or direct.crowd
+            or not self.writable
+            or len(payload) > PAYLOAD_BYTES_MAX
+        ):
+            future = direct.make_plain()
+            self.ask(key, entity_id, payload, timeout_ms, future, decode, chain)
+            return future
+        ask = direct.at_hand = direct.make()
+        ask.direct, ask.key, ask.entity_id, ask.payload = direct, key, entity_id, payload
+        ask.timeout_ms, ask.decode, ask.chain = timeout_ms, decode, chain
         if not self.scheduled:
             self._schedule()
+        return ask
 
     def put_at_hand(self) -> None:
         """Add the ask at hand to the open batch."""
@@ -182,7 +213,7 @@ class LocalOutbox(SessionOutbox):
         ask, direct.at_hand = direct.at_hand, None
         if ask is not None:
             key, entity_id, payload = ask.key, ask.entity_id, ask.payload
-            super().ask(key, entity_id, payload, ask.timeout_ms, ask, ask.decode, ask.chain)
+            self.ask(key, entity_id, payload, ask.timeout_ms, ask, ask.decode, ask.chain)
 
     # ---- messages that follow an ask at hand
 
@@ -213,9 +244,10 @@ class LocalOutbox(SessionOutbox):
         return super()._open_replies()
 
     def _flush_scheduled(self) -> None:
-        asked = sum(len(run.ids) for run in self.runs if isinstance(run, AskRun))
         direct = self.direct
-        direct.turn_left, direct.turn_ends = DIRECT_MAX if asked < CROWD else 0, 0.0
+        asked = sum(len(run.ids) for run in self.runs if isinstance(run, AskRun))
+        direct.crowd = max(asked, -direct.turn_left) >= CROWD
+        direct.turn_left, direct.turn_ends = DIRECT_MAX, 0.0
         super()._flush_scheduled()
 
     def flush(self) -> None:

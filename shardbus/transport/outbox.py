@@ -167,7 +167,7 @@ class SessionOutbox:
         self._ids.append(entity_id)
         self._payloads.append(payload)
         self._weight = weight = self._weight + len(payload) + ENVELOPE_WEIGHT
-        if weight > BATCH_WEIGHT_MAX:
+        if weight > self._limit:
             self._full()
 
     def ask(
@@ -410,7 +410,9 @@ class SessionOutbox:
             self.flush()
             return
         self.writable = self._way.has_room(self._weight)
-        if not self.writable and self.is_full:
+        if self.writable:
+            self._limit = self._weight + BATCH_WEIGHT_MAX  # until the next look
+        elif self.is_full:
             self._tell_key = self._ask_key = None  # the next message has to open a run
 
     def _schedule(self) -> None:

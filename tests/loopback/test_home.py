@@ -43,7 +43,7 @@ READERS: list[Any] = []
 
 
 def application() -> tuple[ShardBus, Any]:
-    """Entities that log their messages."""
+    """Entities that log what they handle."""
     bus, world = ShardBus("shop"), SimpleNamespace()
     world.log = log = list[str]()
     world.gate = asyncio.Event()
@@ -115,6 +115,11 @@ def application() -> tuple[ShardBus, Any]:
             return answer
 
         @handler
+        async def asks_often(self, entity_id: str, times: int) -> None:
+            for _ in range(times):
+                await self.other(entity_id).do("x")
+
+        @handler
         async def asks_what_tells_back(self) -> None:
             """Ask an entity that tells this one."""
             self.note("begins")
@@ -146,7 +151,7 @@ def application() -> tuple[ShardBus, Any]:
 
 
 class Home:
-    """One node, and the messages of its entities."""
+    """One node, and what its entities have seen."""
 
     def __init__(self, node: Node, world: Any) -> None:
         self.node, self.log, self.gate, self.tasks = node, world.log, world.gate, world.tasks
@@ -155,7 +160,7 @@ class Home:
         return self.node.ref("one", entity_id)
 
     async def started(self, *ids: str) -> None:
-        """Start entities, and forget their messages."""
+        """Start entities, and forget what they have seen."""
         for entity_id in ids:
             await self.node.ref("other" if entity_id[0] == "o" else "one", entity_id).do("start")
         await asyncio.sleep(0)
@@ -169,7 +174,7 @@ class Home:
 def most(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """True if asks may be direct. Whatever entities see is the same."""
     if request.param == "batched":
-        monkeypatch.setattr(direct_ask, "DIRECT_MAX", 0)
+        monkeypatch.setattr(direct_asks, "DEPTH_MAX", 0)
     return bool(request.param == "direct")
 
 
@@ -188,31 +193,31 @@ async def handled_in_its_await(ask: Any) -> tuple[Any, bool]:
 
 async def test_an_idle_entity_handles_an_ask_where_it_is_awaited() -> None:
     async with Nodes() as nodes:
-        node = await home(nodes)
-        await node.started("a")
-        for call in (node.ref("a").do, node.ref("a").do_plainly):
+        one = await home(nodes)
+        await one.started("a")
+        for call in (one.ref("a").do, one.ref("a").do_plainly):
             ask = call("x")
-            assert node.log == []  # not inside the sender's call
+            assert one.log == []  # not inside the sender's call
             assert await handled_in_its_await(ask) == ("x", True)
-            assert node.log.pop() == "a:x"
-        assert node.missing() == 0
+            assert one.log.pop() == "a:x"
+        assert one.missing() == 0
 
 
 async def test_a_first_message_and_a_forgotten_await_take_the_loopback() -> None:
     async with Nodes() as nodes:
-        node = await home(nodes)
-        assert await handled_in_its_await(node.ref("new").do("x")) == ("x", False)
-        ask = node.ref("new").do("y")
-        await until(lambda: "new:y" in node.log, "it comes")
+        one = await home(nodes)
+        assert await handled_in_its_await(one.ref("new").do("x")) == ("x", False)
+        ask = one.ref("new").do("y")
+        await until(lambda: "new:y" in one.log, "it comes")
         assert await ask == "y"
-        assert node.missing() == 0
+        assert one.missing() == 0
 
 
 async def test_messages_of_one_sender_keep_their_order(most: bool) -> None:
     async with Nodes() as nodes:
-        node = await home(nodes)
-        await node.started("a")
-        ref, want = node.ref("a"), list[str]()
+        one = await home(nodes)
+        await one.started("a")
+        ref, want = one.ref("a"), list[str]()
         for n in range(300):
             text = f"{n}"
             want.append(f"a:{text}")
@@ -223,106 +228,106 @@ async def test_messages_of_one_sender_keep_their_order(most: bool) -> None:
             else:
                 await ref.do_plainly(text)
         await unawaited
-        assert node.log == want
-        assert node.missing() == 0
+        assert one.log == want
+        assert one.missing() == 0
 
 
 async def test_a_waiting_entity_gets_it_into_its_mailbox(most: bool) -> None:
     async with Nodes() as nodes:
-        node = await home(nodes)
-        await node.started("a")
-        ref = node.ref("a")
+        one = await home(nodes)
+        await one.started("a")
+        ref = one.ref("a")
         waiting = [asyncio.ensure_future(ref.wait("first"))]
-        await until(lambda: node.log == ["a:first begins"], "it comes")
+        await until(lambda: one.log == ["a:first begins"], "it comes")
 
         async def ask(text: str) -> Any:
             return await ref.do(text)
 
         waiting += [asyncio.ensure_future(ask(str(n))) for n in range(4)]
-        await until(lambda: node.node.regions["one"].host.waiting == 5, "it comes")
+        await until(lambda: one.node.regions["one"].host.waiting == 5, "it comes")
         with pytest.raises(MailboxFull):
             await ref.do("too many")
-        assert node.missing() == 0
-        node.gate.set()
+        assert one.missing() == 0
+        one.gate.set()
         await asyncio.gather(*waiting)
-        assert node.log == ["a:first begins", "a:first ends", *(f"a:{n}" for n in range(4))]
-        assert node.missing() == 0
+        assert one.log == ["a:first begins", "a:first ends", *(f"a:{n}" for n in range(4))]
+        assert one.missing() == 0
 
 
 async def test_arguments_and_answers_are_copies(most: bool) -> None:
     async with Nodes() as nodes:
-        node = await home(nodes)
-        await node.started("a")
+        one = await home(nodes)
+        await one.started("a")
         rows = [2]
-        answer = await node.ref("a").share(rows)
+        answer = await one.ref("a").share(rows)
         rows.append(9)
         answer.append(7)
-        assert await node.ref("a").share([]) == [1, 2]
+        assert await one.ref("a").share([]) == [1, 2]
 
 
 async def test_errors_and_rejections_are_those_of_a_message(most: bool) -> None:
     async with Nodes() as nodes:
-        node = await home(nodes)
-        await node.started("a")
+        one = await home(nodes)
+        await one.started("a")
         with pytest.raises(EntityFailed, match="no") as failed:
-            await node.ref("a").fails()
+            await one.ref("a").fails()
         assert failed.value.type == "ValueError"
         with pytest.raises(Refused) as refused:
-            await node.ref("a").refuses()
+            await one.ref("a").refuses()
         assert (refused.value.left, refused.value.definite) == (3, False)
-        assert await node.ref("a").do("x") == "x"
-        assert node.missing() == 0
+        assert await one.ref("a").do("x") == "x"
+        assert one.missing() == 0
 
 
 async def test_one_handler_has_one_task_and_one_context(most: bool) -> None:
     async with Nodes() as nodes:
-        node = await home(nodes)
-        await node.started("a", "b")
+        one = await home(nodes)
+        await one.started("a", "b")
         mine = asyncio.current_task()
         for entity_id in ("a", "b", "a"):
-            assert await node.ref(entity_id).marks() == entity_id
+            assert await one.ref(entity_id).marks() == entity_id
             assert SEEN.get() == ""
             assert asyncio.current_task() is mine
-        assert len(set(map(id, node.tasks))) == 3
+        assert len(set(map(id, one.tasks))) == 3
 
 
 async def test_a_chain_of_entities_answers(most: bool) -> None:
     ids = ["a", "o1", "b", "o2", "c", "d", "e", "o3", "f", "g", "h", "i", "j", "k", "l", "m"]
     async with Nodes() as nodes:
-        node = await home(nodes)
-        await node.started(*ids)
-        assert await node.ref("a").asks(ids[1:], "end") == "end"
-        assert node.log == [f"{i}:begins" for i in ids] + [f"{i}:ends" for i in reversed(ids)]
-        assert node.missing() == 0
+        one = await home(nodes)
+        await one.started(*ids)
+        assert await one.ref("a").asks(ids[1:], "end") == "end"
+        assert one.log == [f"{i}:begins" for i in ids] + [f"{i}:ends" for i in reversed(ids)]
+        assert one.missing() == 0
 
 
 @pytest.mark.parametrize("path", [["a"], ["b", "a"], ["o1", "a"], ["b", "o1", "c", "a"]])
 async def test_a_cycle_is_refused(path: list[str], most: bool) -> None:
     async with Nodes() as nodes:
-        node = await home(nodes)
-        await node.started("a", "b", "c", "o1")
+        one = await home(nodes)
+        await one.started("a", "b", "c", "o1")
         async with asyncio.timeout(PATIENCE_S):
             with pytest.raises((ReentrancyError, EntityFailed), match="a"):
-                await node.ref("a").asks(path, "x")
-        await until(lambda: node.missing() == 0, "it comes")
+                await one.ref("a").asks(path, "x")
+        await until(lambda: one.missing() == 0, "it comes")
 
 
 async def test_a_cycle_by_an_older_ask_is_refused(most: bool) -> None:
     async with Nodes() as nodes:
-        node = await home(nodes)
-        await node.started("a", "b", "c", "d")
+        one = await home(nodes)
+        await one.started("a", "b", "c", "d")
         async with asyncio.timeout(PATIENCE_S):
             with pytest.raises((ReentrancyError, EntityFailed)):
-                await node.ref("a").asks_twice("b", ["c", "d"])
+                await one.ref("a").asks_twice("b", ["c", "d"])
 
 
 async def test_an_entity_handles_one_message_at_a_time(most: bool) -> None:
     async with Nodes() as nodes:
-        node = await home(nodes)
-        await node.started("a", "b")
-        await node.ref("a").asks_what_tells_back()
-        await until(lambda: "a:told" in node.log, "it comes")
-        assert node.log == ["a:begins", "b:told it", "a:ends", "a:told"]
+        one = await home(nodes)
+        await one.started("a", "b")
+        await one.ref("a").asks_what_tells_back()
+        await until(lambda: "a:told" in one.log, "it comes")
+        assert one.log == ["a:begins", "b:told it", "a:ends", "a:told"]
 
 
 if sys.version_info >= (3, 12):
@@ -330,27 +335,40 @@ if sys.version_info >= (3, 12):
     async def test_a_task_that_an_eager_task_makes_keeps_out_of_a_first_step() -> None:
         """From Python 3.12 on a task may begin inside the handler that makes it."""
         async with Nodes() as nodes:
-            node = await home(nodes)
-            await node.started("a", "b")
+            one = await home(nodes)
+            await one.started("a", "b")
             asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
-            await node.ref("a").asks_what_tells_back()
-            await until(lambda: "a:told" in node.log, "it comes")
-            assert node.log == ["a:begins", "b:told it", "a:ends", "a:told"]
+            await one.ref("a").asks_what_tells_back()
+            await until(lambda: "a:told" in one.log, "it comes")
+            assert one.log == ["a:begins", "b:told it", "a:ends", "a:told"]
 
 
 async def test_a_suspended_node_handles_nothing(most: bool) -> None:
     async with Nodes() as nodes:
-        node = await home(nodes)
-        await node.started("a")
-        node.node.gate.close_if_due()
-        node.node.gate.closed = True
-        ask = asyncio.ensure_future(node.ref("a").do("x"))
+        one = await home(nodes)
+        await one.started("a")
+        one.node.gate.close_if_due()
+        one.node.gate.closed = True
+        ask = asyncio.ensure_future(one.ref("a").do("x"))
         for _ in range(5):
             await asyncio.sleep(0)
-        closed = node.node.gate.closed
-        assert node.log == [] or not closed
-        node.node.gate.poll()
+        closed = one.node.gate.closed
+        assert one.log == [] or not closed
+        one.node.gate.poll()
         assert await ask == "x"
+
+
+async def turns_of(work: Any) -> int:
+    """Return the number of turns of the loop until this work is done."""
+    turns, loop = [0], asyncio.get_running_loop()
+
+    def turn() -> None:
+        turns[0] += 1
+        loop.call_soon(turn)
+
+    turn()
+    await work
+    return turns[0]
 
 
 @pytest.mark.parametrize(("turn_s", "most"), [(1e9, 16), (0.0, 10_000)])
@@ -359,47 +377,66 @@ async def test_the_loop_goes_on_between_direct_asks(
 ) -> None:
     monkeypatch.setattr(direct_asks, "TURN_S", turn_s)
     monkeypatch.setattr(direct_ask, "DIRECT_MAX", most)
-    async with Nodes() as nodes:
-        node = await home(nodes)
-        await node.started("a")
-        turns, loop = [0], asyncio.get_running_loop()
 
-        def turn() -> None:
-            turns[0] += 1
-            loop.call_soon(turn)
-
-        turn()
+    async def asks(ref: Any) -> None:
         for _ in range(100):
-            await node.ref("a").do("x")
-        assert turns[0] >= 6
+            await ref.do("x")
+
+    async with Nodes() as nodes:
+        one = await home(nodes)
+        await one.started("a", "b")
+        assert await turns_of(asks(one.ref("a"))) >= 6
+        monkeypatch.setattr(direct_ask, "DIRECT_MAX", 16)
+        assert await turns_of(one.ref("a").asks_often("b", 100)) >= 3
+
+
+@pytest.mark.parametrize(("lanes", "direct"), [(8, True), (40, False)])
+async def test_a_crowd_takes_batches(
+    lanes: int, direct: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct_ask, "DIRECT_MAX", 4)
+    handed_over, hand_over = list[Any](), direct_asks.DirectAsks._hand_over
+    monkeypatch.setattr(
+        direct_asks.DirectAsks, "_hand_over", lambda *a: (handed_over.append(1), hand_over(*a))
+    )
+    async with Nodes() as nodes:
+        one = await home(nodes)
+        await one.started("a")
+
+        async def lane() -> None:
+            for _ in range(20):
+                await one.ref("a").do("x")
+
+        await asyncio.gather(*(lane() for _ in range(lanes)))
+        assert (len(handed_over) > 15 * lanes) is direct
 
 
 async def test_what_is_sent_and_accepted_is_counted_alike(most: bool) -> None:
     async with Nodes() as nodes:
-        node = await home(nodes)
-        await node.started("a")
-        sent, counts = node.node.endpoint.sent, node.node.regions["one"].host.counts
+        one = await home(nodes)
+        await one.started("a")
+        sent, counts = one.node.endpoint.sent, one.node.regions["one"].host.counts
         before = sent.asks, sent.counts["one"], counts.accepted, counts.begun
         for _ in range(600):
-            await node.ref("a").do("x")
+            await one.ref("a").do("x")
         after = sent.asks, sent.counts["one"], counts.accepted, counts.begun
         assert [b - a for a, b in zip(before, after, strict=True)] == [600] * 4
-        assert node.missing() == 0
+        assert one.missing() == 0
 
 
 async def test_a_direct_ask_keeps_its_deadline() -> None:
     async with Nodes() as nodes:
-        node = await home(nodes)
-        await node.started("a")
+        one = await home(nodes)
+        await one.started("a")
         with pytest.raises(AskTimeout):
-            await node.ref("a").within(0.1).wait("x")
-        assert node.log == ["a:x begins"]
-        node.gate.set()
+            await one.ref("a").within(0.1).wait("x")
+        assert one.log == ["a:x begins"]
+        one.gate.set()
 
 
 async def test_an_answer_of_a_class_with_code_is_read_outside_of_entities(most: bool) -> None:
     async with Nodes() as nodes:
-        node = await home(nodes)
-        await node.started("a")
-        assert (await node.ref("a").checked()).text == "x"
+        one = await home(nodes)
+        await one.started("a")
+        assert (await one.ref("a").checked()).text == "x"
         assert READERS[-1] is None

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
+from shardbus.shells import direct_asks
 from shardbus.shells.direct_asks import DirectAsks
 from shardbus.simulation.membership.options import Options
 from shardbus.simulation.nodes.checker import DeliveryChecker, Line
 from shardbus.simulation.nodes.options import NodeOptions, draw_node_options
 from shardbus.simulation.nodes.run import NodeRun
-from shardbus.transport import direct_ask
 from tests.markers import long_only, soak_only
 
-WAYS = (0, direct_ask.DIRECT_MAX)
-"""Direct asks in one turn of the loop: none, and as many as elsewhere."""
+WAYS = (0, direct_asks.DEPTH_MAX)
+"""Direct asks inside one another: none at all, and as many as elsewhere."""
 CALM = [
     NodeOptions(Options(seed=1, nodes=1, seconds=8.0), clients=0, rests=0.0),
     NodeOptions(Options(seed=2, nodes=2, seconds=8.0), density="dense", burst=40, thinks=0.3),
@@ -46,14 +46,14 @@ class Seen:
 
 
 def run(load: NodeOptions, most: int) -> Seen:
-    """Run with at most this number of direct asks in a turn; nothing may break."""
+    """Run with at most this number of direct asks inside one another; nothing may break."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(direct_ask, "DIRECT_MAX", most)
+        patch.setattr(direct_asks, "DEPTH_MAX", most)
         seen = Seen(patch)
         node_run = NodeRun(load)
         node_run.application.awaits = True
         outcome = node_run.run()
-        assert outcome.broken is None, f"{most} direct asks in a turn: {outcome.report()}"
+        assert outcome.broken is None, f"{most} direct asks: {outcome.report()}"
     return seen
 
 
