@@ -21,9 +21,9 @@ message for its kind, and to make a coroutine for each run of plain handlers.
 as long as none of them leaves a trace there. One that keeps the task, sets a context variable or
 raises ends its row, and the rest goes on under another task, in another context.
 
-**An ask that its caller awaits** (`handle_ask`; `transport.direct_ask`) is a run of one, in the
-caller's own step. The coroutine that awaits its handler returns nothing, so that its end raises no
-exception, and gives the answer to the future of the ask, which needs no place among the asks that
+**A message that its sender awaits** (`handle_one`; `transport.direct_message`) is a run of one, in
+the sender's own step. The coroutine that awaits its handler returns nothing, so that its end raises
+no exception, and gives an answer to the future of the ask, which needs no place among the asks that
 wait.
 
 Dataclasses are decoded ahead, a run at once, before the first message is handled: that takes less
@@ -46,7 +46,7 @@ from shardbus.entities.runner import EntityRunner, answer, invoked
 from shardbus.entities.running_handlers import NONE_LEFT
 from shardbus.entities.unfinished_work import finish, is_unfinished
 from shardbus.tasks.eager import references
-from shardbus.transport.direct_ask import DirectAsk
+from shardbus.transport.direct_message import DirectMessage
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Chain
 
@@ -97,9 +97,9 @@ ENDED: Any = object()
 """In place of what a coroutine waits for: it has ended."""
 
 
-def message_of(invoker: Invoker, session: Session, ask: DirectAsk) -> Message:
-    """Return an ask as a message."""
-    return Message(invoker, ask.payload, session, ask.corr, 0, ask.chain)
+def row_of(invoker: Invoker, session: Session | None, message: DirectMessage) -> Message:
+    """Return a direct message as one of a mailbox."""
+    return Message(invoker, message.payload, session, message.corr, 0, message.chain)
 
 
 class RunHandler:
@@ -221,13 +221,17 @@ class RunHandler:
                     runner.settle(activation)
         return False
 
-    # ---- one ask, in the await of its caller
+    # ---- one message, in the await of its sender
 
-    def handle_ask(
-        self, activation: Activation, invoker: Invoker, session: Session, ask: DirectAsk
+    def handle_one(
+        self,
+        activation: Activation,
+        invoker: Invoker,
+        session: Session | None,
+        message: DirectMessage,
     ) -> None:
-        """Handle an ask of an idle entity inside the await of its caller. The gate is open. Asks of
-        the caller's own message in its first step are kept apart."""
+        """Handle a message for an idle entity inside the await of its sender. The gate is open.
+        Asks of the sender's own message in its first step are kept apart."""
         runner, eager = self._runner, self._eager
         handlers = runner.running_handlers
         self._counts.begun += 1
@@ -235,33 +239,40 @@ class RunHandler:
         first, handlers.first = handlers.first, None
         outer, header = runner.activation, runner.run_header
         runner.activation = activation
-        runner.run_header = (invoker, session, ask.chain, (ask.payload,), ask.corr, NONE_LEFT)
+        runner.run_header = (
+            invoker,
+            session,
+            message.chain,
+            (message.payload,),
+            message.corr,
+            NONE_LEFT,
+        )
         context, carried = eager.base.copy(), list[bool]()
         entered = eager.enter()
         try:
-            coroutine = self._await_ask(activation, invoker, session, ask, context, carried)
+            coroutine = self._await_one(activation, invoker, session, message, context, carried)
             # Iteration ends without an exception, which would cost as much as the rest.
             waits_for = context.run(next, coroutine.__await__(), ENDED)
             if waits_for is not ENDED:
-                ask.wait()
+                message.wait()
                 carried.append(True)
                 runner.carry_on(activation, coroutine, waits_for, context)
         finally:
             eager.leave(entered)
             runner.activation, runner.run_header, handlers.first = outer, header, first
 
-    async def _await_ask(
+    async def _await_one(
         self,
         activation: Activation,
         invoker: Invoker,
-        session: Session,
-        ask: DirectAsk,
+        session: Session | None,
+        message: DirectMessage,
         context: contextvars.Context,
         carried: list[bool],
     ) -> Any:
-        """Handle an ask in this context. Once a task has `carried` this coroutine on, return the
+        """Handle a message in this context. Once a task has `carried` this coroutine on, return the
         result of the handler."""
-        eager, payload, single = self._eager, ask.payload, invoker.single
+        eager, payload, single = self._eager, message.payload, invoker.single
         task = eager.task
         task.context, task.coroutine = context, None
         before = references(eager.task)
@@ -284,20 +295,22 @@ class RunHandler:
         except BaseException as e:
             if carried:
                 raise
-            ask.wait()
-            self._step_ended(activation, message_of(invoker, session, ask), error=e)
+            message.wait()
+            self._step_ended(activation, row_of(invoker, session, message), error=e)
             return None
         try:
             traces = references(eager.task) != before or task.__dict__ or context != eager.base
         except BaseException:  # of the `__eq__` of a variable's value
             traces = True
         if traces:
-            ask.wait()
-            self._step_ended(activation, message_of(invoker, session, ask), value)
+            message.wait()
+            self._step_ended(activation, row_of(invoker, session, message), value)
             return None
-        if activation.extras is not None or not ask.take(invoker.encode, value):
-            ask.wait()
-            answer(activation, invoker, value, session, ask.corr)
+        if session is not None and (
+            activation.extras is not None or not message.take(invoker.encode, value)
+        ):
+            message.wait()
+            answer(activation, invoker, value, session, message.corr)
         if activation.stopping is not None or activation.mailbox:
             self._runner.settle(activation)
         return None

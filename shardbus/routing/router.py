@@ -54,7 +54,7 @@ from shardbus.sharding.region.route import (
 )
 from shardbus.tasks.answers import answers_of
 from shardbus.transport.asks import CoarseClock, Failure, Key, Unsent
-from shardbus.transport.direct_ask import LocalOutbox
+from shardbus.transport.direct_message import LocalOutbox
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.full_entities import Target
 from shardbus.transport.machine_timer import MachineTimer

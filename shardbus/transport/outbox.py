@@ -28,7 +28,7 @@ Source: docs/architecture.md; B.108; N.15, N.16.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
 from shardbus.errors import BufferFull, EntityFailed, MessageTooLarge, RequestError
@@ -120,7 +120,7 @@ class SessionOutbox:
         self.writable = True
         """The last message has left room for more. A sender that finds none awaits `until_room`,
         at once: while entities are held, each message sets both."""
-        self.until_room: RoomWaiter | HoldWaiter = RoomWaiter(self)
+        self.until_room: Awaitable[None] = RoomWaiter(self)
         """Result of a tell without room."""
         self.held: HeldEntities | None = None
         """Entities that the other side has no room for; None if there are none."""

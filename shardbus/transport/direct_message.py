@@ -1,30 +1,33 @@
-"""Asks that stay on their node: handled where their caller awaits them.
+"""Messages that stay on their node: handled where their sender awaits them.
 
-An ask to an entity of the same node needs no batch. Its caller waits for the answer, and where it
-awaits that, the entity's handler may run at once, as a coroutine that it had called. So the last
-ask stays at hand, in front of the open batch:
+A message to an entity of the same node needs no batch. Where its sender awaits it, the entity's
+handler may run at once, as a coroutine that the sender had called. So the last message stays at
+hand, in front of the open batch:
 
-    ask ──> at hand ──its caller awaits it──> handled there (`DirectWay`)
-               └── anything else is sent, the turn of the loop ends, or `DirectWay` declines
-                                   └──> open batch ──> the loopback, as every message
+    message ──> at hand ──its sender awaits it──> handled there (`DirectWay`)
+                   └── anything else is sent, the turn of the loop ends, or `DirectWay` declines
+                                       └──> open batch ──> the loopback, as every message
 
-- **Never inside a sender's call.** Between its awaits no code of the caller is interrupted. An
+- **Never inside a sender's call.** Between its awaits no code of the sender is interrupted. An
   await may always let others run.
-- **Order.** An ask is at hand only while the open batch is empty, and enters it before anything
+- **Order.** A message is at hand only while the open batch is empty, and enters it before anything
   else. So it is younger than all that this process has sent to itself, and older than all that
   follows.
 - **The loop goes on.** The await of an answer that is there does not let the loop run. One turn of
   the loop has `DIRECT_MAX` such asks, in `TURN_S` after the first of them. The caller of each later
   one gets its answer after a turn of the loop. A handler that is itself called so, and whose caller
-  pays for that turn, may have twice as many. Direct asks nest no deeper than `DEPTH_MAX`.
-- **A crowd takes batches.** After a turn in which `CROWD` asks had to wait for the next one, that
-  has no direct ones: a run of many costs less for each.
+  pays for that turn, may have twice as many. Direct messages nest no deeper than `DEPTH_MAX`.
+- **A crowd takes batches**, in which each of many messages costs less. One turn has at most
+  `TELLS_MAX` direct tells, and none after a turn with more tells. After a turn in which `CROWD`
+  asks had to wait for the next one, that has no direct asks.
+
+A tell needs no future: the sender awaits the message itself, once, in place of room for it.
 
 Answers to the futures of this process take no batch either, whichever way the ask came, unless
 reading them runs code of the application's: that runs in a callback of the loop, outside of any
 entity. Errors go by the batch.
 
-Which asks are direct is decided in `shells.direct_asks`.
+Which messages are direct is decided in `shells.direct_messages`.
 
 Source: docs/architecture.md; B.108.
 """
@@ -32,7 +35,7 @@ Source: docs/architecture.md; B.108.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from types import BuiltinMethodType
 from typing import Any, Protocol
@@ -43,16 +46,20 @@ from shardbus.tasks.answers import ANSWERS, WatchedAnswer, answers_of, is_watche
 from shardbus.tasks.eager import FirstSteps
 from shardbus.tasks.interrupts import raise_interrupt
 from shardbus.transport.asks import Asks, Key, refuse_answer
+from shardbus.transport.full_entities import Target
 from shardbus.transport.inbox import Inbox
 from shardbus.transport.loopback import Loopback
 from shardbus.transport.outbox import SessionOutbox
 from shardbus.transport.send_buffer import SendBufferLimit
 from shardbus.transport.sent_messages import BatchDeparture
-from shardbus.wire.batch import PAYLOAD_BYTES_MAX, AskRun, Chain, Run
+from shardbus.wire.batch import PAYLOAD_BYTES_MAX, AskRun, Chain, Run, TellRun
 from shardbus.wire.schema import Decode, decode_any, decode_value
 
 DIRECT_MAX = 256
 """Direct asks in one turn of the loop whose callers go on at once."""
+TELLS_MAX = 4
+"""Direct tells in one turn of the loop. A batch of one tell costs as much as four of these, and
+each further one in it a third of one."""
 TURN_S = 0.002
 """Seconds after the first direct ask of a turn in which more may follow."""
 CROWD = 16
@@ -68,7 +75,7 @@ class DirectAsk(asyncio.Future[Any]):
     """The answer of an ask to this process, and the ask itself until its caller awaits it."""
 
     __slots__ = ("chain", "corr", "decode", "direct", "entity_id", "key", "payload", "timeout_ms")
-    direct: DirectAsking
+    direct: DirectTurn
     key: Key
     entity_id: str
     payload: bytes
@@ -121,20 +128,56 @@ class WatchedDirectAsk(WatchedAnswer, DirectAsk):
     """The same, with the line that asked."""
 
 
-class DirectWay(Protocol):
-    """Hands the asks of one entity type to their entities."""
+class DirectTell:
+    """A tell to this process, until its sender awaits it; the sender awaits it in place of room."""
 
-    def take(self, ask: DirectAsk, /) -> None:
-        """Handle the ask at hand in the await of its caller, or put it into the batch."""
+    __slots__ = ("corr", "entity_id", "key", "outbox", "payload")
+    timeout_ms = 1
+    """It does not expire."""
+    chain: Chain = ()
+
+    def __init__(self, outbox: LocalOutbox, key: Key, entity_id: str, payload: bytes) -> None:
+        self.outbox, self.key, self.entity_id, self.payload = outbox, key, entity_id, payload
+        self.corr = 0
+        """The mark of this process's session, once an entity gets it."""
+
+    def __await__(self) -> Generator[Any, None, None]:
+        outbox = self.outbox
+        direct = outbox.direct
+        if direct.at_hand is self:
+            direct.ways[self.key[0]].take(self)
+        if outbox.writable:
+            return NOTHING  # type: ignore[no-any-return]
+        return outbox.room_for((self.key[0], self.entity_id)).__await__()
+
+    def take(self, encode: Callable[[Any], bytes], value: Any) -> bool:
+        """Drop the handler's result."""
+        return True
+
+    def wait(self) -> None:
+        """Do nothing: no answer comes later."""
+
+
+NOTHING: Any = iter(())
+"""What an await of a message gives that was handled: there is nothing to wait for."""
+
+DirectMessage = DirectAsk | DirectTell
+
+
+class DirectWay(Protocol):
+    """Hands the messages of one entity type to their entities."""
+
+    def take(self, message: DirectMessage, /) -> None:
+        """Handle the message at hand in the await of its sender, or put it into the batch."""
         ...
 
 
-class DirectAsking:
-    """The direct asks of this turn of the loop."""
+class DirectTurn:
+    """The direct messages of this turn of the loop."""
 
     __slots__ = (
-        "asks", "at_hand", "crowd", "depth", "inbox", "make", "make_plain", "stack", "turn_ends",
-        "turn_left", "ways",
+        "asks", "at_hand", "crowd", "depth", "inbox", "make", "make_plain", "room_waiter", "stack",
+        "tells_left", "tells_most", "turn_ends", "turn_left", "ways",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, asks: Asks, inbox: Inbox[Any]) -> None:
@@ -143,12 +186,16 @@ class DirectAsking:
         """The first steps of this node's handlers that are on the stack."""
         self.make, self.make_plain = direct_asks_of(loop), answers_of(loop)
         """They make the future of an ask that may be direct, and of any other."""
+        self.room_waiter: Awaitable[None]
+        """What a sender awaits for room, while no tell is at hand."""
         self.ways: dict[str, DirectWay] = {}
         """By entity type."""
-        self.at_hand: DirectAsk | None = None
-        """The last ask, while nothing has followed it and its caller has not awaited it."""
+        self.at_hand: DirectMessage | None = None
+        """The last message, while nothing has followed it and its sender has not awaited it."""
         self.depth = 0
-        """Direct asks that are being handled, each inside the one before."""
+        """Direct messages that are being handled, each inside the one before."""
+        self.tells_most = self.tells_left = TELLS_MAX
+        """Direct tells that this turn may have, and may still have."""
         self.crowd = False
         """The turn before had many asks: this one has no direct ones."""
         self.turn_left, self.turn_ends = DIRECT_MAX, 0.0
@@ -170,7 +217,8 @@ class LocalOutbox(SessionOutbox):
         departure: BatchDeparture,
     ) -> None:
         super().__init__(loop, asks, loopback, send_buffer_limit, departure)
-        self.direct = DirectAsking(loop, asks, loopback.inbox)
+        self.direct = DirectTurn(loop, asks, loopback.inbox)
+        self.direct.room_waiter = self.until_room
 
     # ---- asks
 
@@ -207,22 +255,52 @@ class LocalOutbox(SessionOutbox):
             self._schedule()
         return ask
 
-    def put_at_hand(self) -> None:
-        """Add the ask at hand to the open batch."""
-        direct = self.direct
-        ask, direct.at_hand = direct.at_hand, None
-        if ask is not None:
-            key, entity_id, payload = ask.key, ask.entity_id, ask.payload
-            self.ask(key, entity_id, payload, ask.timeout_ms, ask, ask.decode, ask.chain)
+    # ---- the message at hand
 
-    # ---- messages that follow an ask at hand
+    def put_at_hand(self) -> None:
+        """Add the message at hand to the open batch."""
+        direct = self.direct
+        message, direct.at_hand = direct.at_hand, None
+        if message is None:
+            return
+        key, entity_id, payload = message.key, message.entity_id, message.payload
+        if isinstance(message, DirectTell):
+            self._mark_room()
+            self.tell(key, entity_id, payload, True)  # it was admitted when it was told
+        else:
+            timeout_ms, decode, chain = message.timeout_ms, message.decode, message.chain
+            self.ask(key, entity_id, payload, timeout_ms, message, decode, chain)
+
+    def took_tell(self) -> None:
+        """Note that the entity gets the tell at hand: there is room for the next message."""
+        self.writable, self.until_room = True, self.direct.room_waiter
+
+    def has_room_for(self, target: Target) -> bool:
+        self.put_at_hand()
+        return super().has_room_for(target)
 
     def _put(self, run: Run, size: int) -> None:
         self.put_at_hand()
         super()._put(run, size)
 
     def _open_tells(self, key: Key, entity_id: str, payload: bytes, accepted: bool) -> bool:
-        self.put_at_hand()
+        direct = self.direct
+        if direct.at_hand is not None:
+            self.put_at_hand()
+        elif (
+            direct.tells_left > 0
+            and not accepted
+            and self.writable
+            and not self.runs
+            and self.held is None
+            and len(payload) <= PAYLOAD_BYTES_MAX
+            and self.lost is None
+        ):
+            tell = direct.at_hand = DirectTell(self, key, entity_id, payload)
+            self.writable, self.until_room = False, tell
+            if not self.scheduled:
+                self._schedule()
+            return False
         return super()._open_tells(key, entity_id, payload, accepted)
 
     def _open_asks(
@@ -245,8 +323,15 @@ class LocalOutbox(SessionOutbox):
 
     def _flush_scheduled(self) -> None:
         direct = self.direct
-        asked = sum(len(run.ids) for run in self.runs if isinstance(run, AskRun))
+        asked = told = 0
+        for run in self.runs:
+            if isinstance(run, AskRun):
+                asked += len(run.ids)
+            elif isinstance(run, TellRun):
+                told += len(run.ids)
         direct.crowd = max(asked, -direct.turn_left) >= CROWD
+        told += direct.tells_most - direct.tells_left
+        direct.tells_most = direct.tells_left = TELLS_MAX if told <= TELLS_MAX else 0
         direct.turn_left, direct.turn_ends = DIRECT_MAX, 0.0
         super()._flush_scheduled()
 

@@ -1,8 +1,8 @@
-"""The direct way of asks from this node to entities of one type on it.
+"""The direct way of messages from this node to entities of one type on it.
 
-`transport.direct_ask` has an ask at hand that its caller now awaits. Here it is decided whether the
-entity handles it there and then (`take`), and if so, done. Whatever is in question takes the batch,
-as every message does that comes from elsewhere:
+`transport.direct_message` has a message at hand that its sender now awaits. Here it is decided
+whether the entity handles it there and then (`take`), and if so, done. Whatever is in question
+takes the batch, as every message does that comes from elsewhere:
 
     condition                       otherwise
     the loopback is clear           earlier messages arrive first
@@ -10,17 +10,18 @@ as every message does that comes from elsewhere:
     the node is confirmed           the message waits at the gate
     the type uses no leases         they are checked as a run arrives
     a handler takes the method      it is refused where runs arrive
-    time is left                    it has expired
+    time is left                    the ask has expired
     the stack is known              a task that began inside a handler's step awaits it
     the entity is active            its shard moves, its entity starts, or it lives elsewhere
     the entity can take it          its first step is on the stack, or it is about to go on
+    the entity is idle, for a tell  bounds of mailboxes hold back senders of tells by the batch
 
 An active entity is in memory, in a shard that admits every message. An idle one handles the message
 at once, in a context and under a task of its own, as it would from a run. One whose handler waits
-has it in its mailbox. An entity whose first step is on the stack below is neither: its messages
-come by the batch, when that step has ended. To know these, the caller counts as busy while its ask
-is handled here. So an entity still handles one message at a time, and a cycle of asks is found in
-the same place as ever: where a message meets an entity that waits.
+has an ask in its mailbox. An entity whose first step is on the stack below is neither: its messages
+come by the batch, when that step has ended. To know these, the sender counts as busy while its
+message is handled here. So an entity still handles one message at a time, and a cycle of asks is
+found in the same place as ever: where a message meets an entity that waits.
 
 The message counts as sent, as accepted and as begun, and is sampled, like any other.
 
@@ -42,20 +43,27 @@ from shardbus.shells.load_sampling import LoadSampling
 from shardbus.tasks.eager import EagerTask
 from shardbus.tasks.internals import current_task
 from shardbus.tasks.interrupts import raise_interrupt
-from shardbus.transport.direct_ask import DEPTH_MAX, TURN_S, DirectAsk, LocalOutbox
+from shardbus.transport.direct_message import (
+    DEPTH_MAX,
+    TURN_S,
+    DirectAsk,
+    DirectMessage,
+    DirectTell,
+    LocalOutbox,
+)
 from shardbus.transport.sent_messages import SentMessages
 from shardbus.transport.session import Session
 
 log = GuardedLog("shardbus.sharding")
 
 
-class DirectAsks:
-    """The direct way of one entity type."""
+class DirectMessages:
+    """The direct way to the entities of one type."""
 
     __slots__ = (
-        "_asks", "_clock", "_counts", "_find", "_gate", "_handle", "_inbox", "_invokers", "_leases",
-        "_loop", "_marks", "_name", "_outbox", "_runner", "_sampling", "_sent", "_session",
-        "_state",
+        "_asks", "_clock", "_counts", "_find", "_gate", "_handle", "_inbox", "_invokers",
+        "_leases", "_loop", "_marks", "_name", "_outbox", "_runner", "_sampling", "_sent",
+        "_session", "_state",
     )  # fmt: skip
 
     def __init__(
@@ -73,7 +81,7 @@ class DirectAsks:
         leases: bool,
     ) -> None:
         self._name, self._session, self._outbox = name, session, outbox
-        self._state, self._runner, self._handle = outbox.direct, runner, runs.handle_ask
+        self._state, self._runner, self._handle = outbox.direct, runner, runs.handle_one
         self._find, self._invokers, self._sampling = find, invokers, sampling
         self._sent, self._leases, self._marks = sent, leases, sampling.marks
         self._counts, self._loop = runner.counts, runner.loop
@@ -83,29 +91,30 @@ class DirectAsks:
         runner.eager.stack = self._state.stack
         self._state.ways[name] = self
 
-    def take(self, ask: DirectAsk) -> None:
-        """Handle the ask at hand, whose caller awaits it, or put it into the batch."""
+    def take(self, message: DirectMessage) -> None:
+        """Handle the message at hand, whose sender awaits it, or put it into the batch."""
         state, outbox, gate = self._state, self._outbox, self._gate
         now = self._clock()
         if not state.turn_ends:
             state.turn_ends = now + TURN_S
         elif now > state.turn_ends and state.turn_left > 0:
             state.turn_left = 0
-        activation, invoker = self._find(ask.entity_id), self._invokers.get(ask.key[1])
+        tells = isinstance(message, DirectTell)
+        activation, invoker = self._find(message.entity_id), self._invokers.get(message.key[1])
         task: Any = current_task(self._loop)
-        caller: Activation | None = None
+        sender: Activation | None = None
         if task.__class__ is EagerTask:
             if task.activation is None:
-                caller = task.runner.owner.in_first_step(task)
-                if caller is activation:
+                sender = task.runner.owner.in_first_step(task)
+                if sender is activation:
                     activation = None
         elif state.stack.depth:
             activation = None
         if (
             activation is None
             or invoker is None
-            or (activation.busy and activation.task is None)
-            or ask.timeout_ms <= 0
+            or (activation.busy and (tells or activation.task is None))
+            or message.timeout_ms <= 0
             or now >= gate.valid_until
             or gate.closed
             or state.depth >= DEPTH_MAX
@@ -116,34 +125,35 @@ class DirectAsks:
         ):
             outbox.put_at_hand()
             return
-        if caller is not None:
-            if caller.busy:
-                caller = None
+        if sender is not None:
+            if sender.busy:
+                sender = None
             else:
-                caller.busy = True
+                sender.busy = True
         state.at_hand = None
-        state.turn_left -= 1
         state.depth += 1
         try:
-            self._hand_over(ask, activation, invoker)
+            if isinstance(message, DirectTell):
+                state.tells_left -= 1
+                outbox.took_tell()
+                self._hand_over_tell(message, activation, invoker)
+            else:
+                state.turn_left -= 1
+                self._hand_over_ask(message, activation, invoker)
         except BaseException as e:
-            self._failed(ask, e)
+            self._failed(message, e)
         finally:
             state.depth -= 1
-            if caller is not None and caller.task is None:
-                caller.busy = False
+            if sender is not None and sender.task is None:
+                sender.busy = False
 
-    def _hand_over(self, ask: DirectAsk, activation: Activation, invoker: Invoker) -> None:
+    def _hand_over_ask(self, ask: DirectAsk, activation: Activation, invoker: Invoker) -> None:
         """Count the ask, and give it to its entity."""
-        counts, asks, sent, name = self._counts, self._asks, self._sent, self._name
-        sent.counts[name] = sent.counts.get(name, 0) + 1
+        asks, sent = self._asks, self._sent
         asked = sent.asks = sent.asks + 1
         if asked >= sent.marks.mark:
-            sent.sample_alone(name, ask, self._loop.time)
-        accepted = counts.accepted = counts.accepted + 1
-        if accepted >= self._marks.mark:
-            _, timed = self._sampling.sample(accepted, (ask.entity_id,), invoker)
-            invoker = timed or invoker
+            sent.sample_alone(self._name, ask, self._loop.time)
+        invoker = self._counted(ask, invoker)
         corr = ask.corr = asks.corr = asks.corr + 1
         if not activation.busy:
             self._handle(activation, invoker, self._session, ask)
@@ -154,17 +164,33 @@ class DirectAsks:
         message = Message(invoker, ask.payload, self._session, corr, deadline, ask.chain)
         self._runner.queue(activation, message)
 
-    def _failed(self, ask: DirectAsk, error: BaseException) -> None:
+    def _hand_over_tell(self, tell: DirectTell, activation: Activation, invoker: Invoker) -> None:
+        """Count the tell, and let its idle entity handle it."""
+        tell.corr = self._session.mark
+        self._handle(activation, self._counted(tell, invoker), None, tell)
+
+    def _counted(self, message: DirectMessage, invoker: Invoker) -> Invoker:
+        """Count a message as sent and as accepted. Returns the invoker for it: of a sample, one
+        that is timed."""
+        sent, counts, name = self._sent.counts, self._counts, self._name
+        sent[name] = sent.get(name, 0) + 1
+        accepted = counts.accepted = counts.accepted + 1
+        if accepted < self._marks.mark:
+            return invoker
+        _, timed = self._sampling.sample(accepted, (message.entity_id,), invoker)
+        return timed or invoker
+
+    def _failed(self, message: DirectMessage, error: BaseException) -> None:
         """Report an error that is of no handler. An interrupt is raised in a callback of the loop,
-        and not in the await of an ask."""
-        if not ask.done():
-            ask.wait()
+        and not in the await of a message."""
+        if isinstance(message, DirectAsk) and not message.done():
+            message.wait()
         try:
             raise_interrupt(error)
         except BaseException:
             self._loop.call_soon(_raise, error)
         else:
-            log.error("failed on an ask of %s", self._name, exc_info=error)
+            log.error("failed on a message of %s", self._name, exc_info=error)
 
 
 def _raise(error: BaseException) -> None:
