@@ -239,10 +239,11 @@ class RunHandler:
         first, handlers.first = handlers.first, None
         outer, header = runner.activation, runner.run_header
         runner.activation = activation
+        upstream: Any = message.run or ()  # the chain of a run, or the run itself
         runner.run_header = (
             invoker,
             session,
-            message.chain,
+            upstream,
             (message.payload,),
             message.corr,
             NONE_LEFT,

@@ -71,17 +71,25 @@ DEPTH_MAX = 12
 future_await: Callable[[asyncio.Future[Any]], Generator[Any, None, Any]] = asyncio.Future.__await__
 
 
+class AskingRun(Protocol):
+    """The run of a handler that asks. Its asks carry `chain`."""
+
+    @property
+    def chain(self) -> Chain: ...
+    def asked(self, target: Target, answer: asyncio.Future[Any]) -> None: ...
+
+
 class DirectAsk(asyncio.Future[Any]):
     """The answer of an ask to this process, and the ask itself until its caller awaits it."""
 
-    __slots__ = ("chain", "corr", "decode", "direct", "entity_id", "key", "payload", "timeout_ms")
+    __slots__ = ("corr", "decode", "direct", "entity_id", "key", "payload", "run", "timeout_ms")
     direct: DirectTurn
     key: Key
     entity_id: str
     payload: bytes
     timeout_ms: int
     decode: Decode
-    chain: Chain
+    run: AskingRun | None
     corr: int
     """The correlation id, once an entity gets it."""
 
@@ -95,6 +103,11 @@ class DirectAsk(asyncio.Future[Any]):
         return future_await(self)
 
     __iter__ = __await__
+
+    @property
+    def chain(self) -> Chain:
+        """The entities that wait for the answer."""
+        return () if self.run is None else self.run.chain
 
     def take(self, encode: Callable[[Any], bytes], value: Any) -> bool:
         """Take the answer of a handler that has ended. Returns False if it must go the long way:
@@ -114,7 +127,9 @@ class DirectAsk(asyncio.Future[Any]):
 
     def wait(self) -> None:
         """Register the ask, whose outcome comes later."""
-        asks = self.direct.asks
+        asks, run = self.direct.asks, self.run
+        if run is not None:
+            run.asked((self.key[0], self.entity_id), self)
         asks.entries[self.corr] = (self, self.decode, asks.deadline(self.timeout_ms))
 
 
@@ -134,6 +149,7 @@ class DirectTell:
     __slots__ = ("corr", "entity_id", "key", "outbox", "payload")
     timeout_ms = 1
     """It does not expire."""
+    run: AskingRun | None = None
     chain: Chain = ()
 
     def __init__(self, outbox: LocalOutbox, key: Key, entity_id: str, payload: bytes) -> None:
@@ -229,10 +245,10 @@ class LocalOutbox(SessionOutbox):
         payload: bytes,
         timeout_ms: int,
         decode: Decode,
-        chain: Chain = (),
+        run: AskingRun | None = None,
     ) -> asyncio.Future[Any]:
-        """Ask. Returns the future of the answer, a direct one if nothing is in front of it. Tasks
-        wait for a plain future of asyncio in less time.
+        """Ask. `run`: of the handler that asks. Returns the future of the answer, a direct one if
+        nothing is in front of it. Tasks wait for a plain future of asyncio in less time.
 
         Raises:
             MessageTooLarge: the payload is over the limit.
@@ -246,11 +262,14 @@ class LocalOutbox(SessionOutbox):
             or len(payload) > PAYLOAD_BYTES_MAX
         ):
             future = direct.make_plain()
+            chain = () if run is None else run.chain
             self.ask(key, entity_id, payload, timeout_ms, future, decode, chain)
+            if run is not None:
+                run.asked((key[0], entity_id), future)
             return future
         ask = direct.at_hand = direct.make()
         ask.direct, ask.key, ask.entity_id, ask.payload = direct, key, entity_id, payload
-        ask.timeout_ms, ask.decode, ask.chain = timeout_ms, decode, chain
+        ask.timeout_ms, ask.decode, ask.run = timeout_ms, decode, run
         if not self.scheduled:
             self._schedule()
         return ask
@@ -270,6 +289,8 @@ class LocalOutbox(SessionOutbox):
         else:
             timeout_ms, decode, chain = message.timeout_ms, message.decode, message.chain
             self.ask(key, entity_id, payload, timeout_ms, message, decode, chain)
+            if message.run is not None:
+                message.run.asked((key[0], entity_id), message)
 
     def took_tell(self) -> None:
         """Note that the entity gets the tell at hand: there is room for the next message."""
