@@ -51,7 +51,7 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ("host", "%s: %d entities in memory have later homes elsewhere"): _event(
         "stale_entities", "entity_type count"
     ),
-    ("direct_asks", "failed on an ask of %s"): _event("ask_failed", "entity_type"),
+    ("direct_messages", "failed on a message of %s"): _event("message_failed", "entity_type"),
     ("entity_sends", "%s %r cannot deliver: %s"): _event("deliveries_stand", f"{_ENTITY} error"),
     ("entity_sends", "%s %r: a delivery to %s %r is given up, %s: %s"): _event(
         "delivery_given_up", f"{_ENTITY} to_type to_id reason error"

@@ -31,7 +31,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from shardbus.wire.batch import CHAIN_MAX, Hop
+from shardbus.wire.batch import CHAIN_MAX, Chain, Hop
 
 KEPT_MIN = 64
 """Asks that a run keeps before it forgets the answered ones."""
@@ -41,16 +41,33 @@ Target = tuple[str, str]
 
 
 class CallChain:
-    """One run of an entity's handler that has asked. Its number is unique in the cluster."""
+    """One run of an entity's handler that has asked. Its number is unique in the cluster.
 
-    __slots__ = ("_asks", "_kept_max", "chain", "hop")
+    `upstream` is the chain of its own message, or the run that asked by it, whose chain is not
+    needed before this one's is: an ask that is answered where it is awaited needs none."""
 
-    def __init__(self, entity: Target, number: int, upstream: Sequence[Hop]) -> None:
-        self.hop: Hop = (*entity, number)
-        self.chain = (*upstream[-(CHAIN_MAX - 1) :], self.hop)
-        """The chain that its asks carry."""
+    __slots__ = ("_asks", "_chain", "_kept_max", "_number", "_upstream", "entity")
+
+    def __init__(self, entity: Target, number: int, upstream: Sequence[Hop] | CallChain) -> None:
+        self.entity, self._number, self._upstream = entity, number, upstream
+        self._chain: Chain | None = None
         self._asks: dict[Target, asyncio.Future[Any]] = {}
         self._kept_max = KEPT_MIN
+
+    @property
+    def hop(self) -> Hop:
+        """The place of this run in the chains of others."""
+        return (*self.entity, self._number)
+
+    @property
+    def chain(self) -> Chain:
+        """The chain that its asks carry, always the same object."""
+        chain = self._chain
+        if chain is None:
+            upstream = chain_of(self._upstream)
+            chain = self._chain = (*upstream[-(CHAIN_MAX - 1) :], self.hop)
+            self._upstream = ()
+        return chain
 
     def asked(self, target: Target, answer: asyncio.Future[Any]) -> None:
         """Note that the handler asked an entity."""
@@ -66,10 +83,15 @@ class CallChain:
     def closed_by(self, chain: Sequence[Hop]) -> tuple[Target, ...] | None:
         """Return the cycle that an ask with this chain closes; None if this run is not on the
         chain, or does not wait for the next entity on it."""
-        me: Target = self.hop[:2]
+        own = self.hop
         for at, hop in enumerate(chain):
-            if hop == self.hop:
-                cycle = (*((type, id) for type, id, _ in chain[at:]), me)
+            if hop == own:
+                cycle = (*((type, id) for type, id, _ in chain[at:]), self.entity)
                 answer = self._asks.get(cycle[1])
                 return None if answer is None or answer.done() else cycle
         return None
+
+
+def chain_of(upstream: Sequence[Hop] | CallChain) -> Sequence[Hop]:
+    """Return a chain, given as such or by the run whose asks carry it."""
+    return upstream.chain if isinstance(upstream, CallChain) else upstream

@@ -249,29 +249,6 @@ class EntityRunner:
         elif self.run(activation, message):
             self.settle_if_needed(activation)
 
-    def receive_directly(
-        self,
-        activation: Activation,
-        invoker: Invoker,
-        payload: bytes,
-        session: Session,
-        corr: int,
-        chain: Chain,
-    ) -> None:
-        """Handle an ask for an idle entity inside the await of its caller. The gate is open. Asks
-        of the caller's own message in its first step are kept apart."""
-        activation.used = self.tick
-        self.counts.begun += 1
-        handlers = self.running_handlers
-        first, handlers.first = handlers.first, None
-        try:
-            if self._handle(activation, invoker, payload, session, corr, 0, chain) and (
-                activation.stopping is not None or activation.mailbox
-            ):
-                self.settle(activation)
-        finally:
-            handlers.first = first
-
     def queue(self, activation: Activation, message: Message) -> None:
         """Append a message to the mailbox if it has room, else refuse it. Refuse a message that the
         entity itself waits for, which would wait for ever."""

@@ -29,9 +29,15 @@ from shardbus.transport.session import Session
 from shardbus.wire.batch import Chain
 
 RunHeader = tuple[
-    Invoker, Session | None, Chain, Sequence[bytes], int | Sequence[int], Iterator[bytes]
+    Invoker,
+    Session | None,
+    Chain | CallChain,
+    Sequence[bytes],
+    int | Sequence[int],
+    Iterator[bytes],
 ]
-"""A run of messages: the method, the asker, the entities that wait, the payloads, the correlation
+"""A run of messages: the method, the asker, the entities that wait (a direct ask has the run of the
+handler that asks), the payloads, the correlation
 ids (or the one of all), and the iterator that takes the payloads: it shows which message is being
 handled, so that nothing has to be noted for each."""
 
@@ -53,6 +59,8 @@ def current_of(header: RunHeader) -> Current:
     invoker, session, chain, payloads, corrs, _ = header
     at = place_of(header)
     corr = corrs if isinstance(corrs, int) else corrs[at]
+    if isinstance(chain, CallChain):
+        chain = chain.chain
     return invoker, payloads[at], session, corr, chain
 
 
@@ -240,7 +248,7 @@ class RunningHandlers:
         same = asker is activation and header is self._current.run_header
         return chain if same and place == place_of(header) else None
 
-    def _new(self, activation: Activation, chain: Chain) -> CallChain:
+    def _new(self, activation: Activation, chain: Chain | CallChain) -> CallChain:
         return CallChain((self._type, activation.key), next(self._numbers), chain)
 
     def closed_by(self, activation: Activation, message: Message) -> ReentrancyError | None:

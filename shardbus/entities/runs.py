@@ -21,6 +21,11 @@ message for its kind, and to make a coroutine for each run of plain handlers.
 as long as none of them leaves a trace there. One that keeps the task, sets a context variable or
 raises ends its row, and the rest goes on under another task, in another context.
 
+**A message that its sender awaits** (`handle_one`; `transport.direct_message`) is a run of one, in
+the sender's own step. The coroutine that awaits its handler returns nothing, so that its end raises
+no exception, and gives an answer to the future of the ask, which needs no place among the asks that
+wait.
+
 Dataclasses are decoded ahead, a run at once, before the first message is handled: that takes less
 time than one by one. A message that goes into a mailbox instead is decoded again later.
 
@@ -38,8 +43,10 @@ from typing import Any
 from shardbus.entities.activation import Activation, Message
 from shardbus.entities.entity_type import Invoker
 from shardbus.entities.runner import EntityRunner, answer, invoked
+from shardbus.entities.running_handlers import NONE_LEFT
 from shardbus.entities.unfinished_work import finish, is_unfinished
 from shardbus.tasks.eager import references
+from shardbus.transport.direct_message import DirectMessage
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Chain
 
@@ -84,6 +91,15 @@ def read_ahead(invoker: Invoker, payloads: list[bytes]) -> list[Any] | None:
         return None
     ahead.reverse()
     return ahead
+
+
+ENDED: Any = object()
+"""In place of what a coroutine waits for: it has ended."""
+
+
+def row_of(invoker: Invoker, session: Session | None, message: DirectMessage) -> Message:
+    """Return a direct message as one of a mailbox."""
+    return Message(invoker, message.payload, session, message.corr, 0, message.chain)
 
 
 class RunHandler:
@@ -204,6 +220,103 @@ class RunHandler:
                 if activation.stopping is not None or activation.mailbox:
                     runner.settle(activation)
         return False
+
+    # ---- one message, in the await of its sender
+
+    def handle_one(
+        self,
+        activation: Activation,
+        invoker: Invoker,
+        session: Session | None,
+        message: DirectMessage,
+    ) -> None:
+        """Handle a message for an idle entity inside the await of its sender. The gate is open.
+        Asks of the sender's own message in its first step are kept apart."""
+        runner, eager = self._runner, self._eager
+        handlers = runner.running_handlers
+        self._counts.begun += 1
+        activation.used = runner.tick
+        first, handlers.first = handlers.first, None
+        outer, header = runner.activation, runner.run_header
+        runner.activation = activation
+        upstream: Any = message.run or ()  # the chain of a run, or the run itself
+        runner.run_header = (
+            invoker,
+            session,
+            upstream,
+            (message.payload,),
+            message.corr,
+            NONE_LEFT,
+        )
+        context, carried = eager.base.copy(), list[bool]()
+        entered = eager.enter()
+        try:
+            coroutine = self._await_one(activation, invoker, session, message, context, carried)
+            # Iteration ends without an exception, which would cost as much as the rest.
+            waits_for = context.run(next, coroutine.__await__(), ENDED)
+            if waits_for is not ENDED:
+                message.wait()
+                carried.append(True)
+                runner.carry_on(activation, coroutine, waits_for, context)
+        finally:
+            eager.leave(entered)
+            runner.activation, runner.run_header, handlers.first = outer, header, first
+
+    async def _await_one(
+        self,
+        activation: Activation,
+        invoker: Invoker,
+        session: Session | None,
+        message: DirectMessage,
+        context: contextvars.Context,
+        carried: list[bool],
+    ) -> Any:
+        """Handle a message in this context. Once a task has `carried` this coroutine on, return the
+        result of the handler."""
+        eager, payload, single = self._eager, message.payload, invoker.single
+        task = eager.task
+        task.context, task.coroutine = context, None
+        before = references(eager.task)
+        value: Any = None
+        try:
+            if single is not None:
+                value = invoker.function(activation.entity, single(payload)[0])
+            elif invoker.one is not None:
+                value = invoker.function(activation.entity, invoker.one(payload))
+            else:
+                value = invoker.function(activation.entity, *invoker.decoders[payload[0]](payload))
+            if invoker.is_async:
+                task.coroutine = coroutine = value
+                value = await coroutine
+            if not invoker.returns_values and value is not None and is_unfinished(value):
+                task.coroutine = coroutine = finish(value)
+                value = await coroutine
+            if carried:
+                return value
+        except BaseException as e:
+            if carried:
+                raise
+            message.wait()
+            self._step_ended(activation, row_of(invoker, session, message), error=e)
+            return None
+        try:
+            traces = references(eager.task) != before or task.__dict__ or context != eager.base
+        except BaseException:  # of the `__eq__` of a variable's value
+            traces = True
+        if traces:
+            message.wait()
+            self._step_ended(activation, row_of(invoker, session, message), value)
+            return None
+        if session is not None and (
+            activation.extras is not None or not message.take(invoker.encode, value)
+        ):
+            message.wait()
+            answer(activation, invoker, value, session, message.corr)
+        if activation.stopping is not None or activation.mailbox:
+            self._runner.settle(activation)
+        return None
+
+    # ---- the other cases
 
     def _divert(self, run: Run, activation: Activation | None, payload: bytes, corr: int) -> None:
         """Queue a message of a run for a busy entity. None: the message belongs elsewhere."""
@@ -356,15 +469,25 @@ class RunHandler:
     ) -> None:
         """Answer a message of a run whose handler has ended in its first step by raising, or with
         traces in its task or context, and give later handlers another task."""
-        runner = self._runner
         _, _, invoker, session, deadline, chain, _ = run
+        message = Message(invoker, payload, session, corr, deadline, chain)
+        self._step_ended(activation, message, value, error)
+
+    def _step_ended(
+        self,
+        activation: Activation,
+        message: Message,
+        value: Any = None,
+        error: BaseException | None = None,
+    ) -> None:
+        runner = self._runner
+        invoker, payload, session, corr, _, _ = message
         error = self._eager.replace(value, error)
         if error is not None:
             if runner.raised(activation, invoker, payload, error, session, corr):
                 runner.settle_if_needed(activation)
             return
         if not invoker.returns_values and is_unfinished(value):
-            message = Message(invoker, payload, session, corr, deadline, chain)
             if runner.run(activation, message, finish(value)):
                 runner.settle_if_needed(activation)
             return

@@ -54,7 +54,7 @@ from shardbus.sharding.region.route import (
 )
 from shardbus.tasks.answers import answers_of
 from shardbus.transport.asks import CoarseClock, Failure, Key, Unsent
-from shardbus.transport.direct_ask import LocalOutbox
+from shardbus.transport.direct_message import AskingRun, LocalOutbox
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.full_entities import Target
 from shardbus.transport.machine_timer import MachineTimer
@@ -184,18 +184,10 @@ class LoopSender(Sender, Protocol):
     ) -> None: ...
 
 
-class Run(Protocol):
-    """The run of a handler that asks. Its asks carry `chain`."""
-
-    chain: Chain
-
-    def asked(self, target: tuple[str, str], answer: asyncio.Future[Any]) -> None: ...
-
-
 class Caller(Protocol):
     """The runner of the current task's handler, in a process that hosts entities."""
 
-    def call_chain_now(self) -> Run | None: ...
+    def call_chain_now(self) -> AskingRun | None: ...
 
 
 class RouterOwner(Protocol):
@@ -422,25 +414,23 @@ class Router:
     ) -> asyncio.Future[Any]:
         """Send an ask. Returns a future of the answer, which `decode` reads."""
         route = self._by_id.get(entity_id) or self.route_of(entity_id)
-        out = route.out
-        future = out.new_answer() if isinstance(out, LocalOutbox) else self._create_future()
-        run: Run | None = None
+        out, run = route.out, None
         if self._caller is not None and (caller := self._caller()) is not None:
             run = caller.call_chain_now()
+        if isinstance(out, LocalOutbox):
+            return out.future_ask(key, entity_id, payload, timeout_ms, decode, run)
+        future = self._create_future()
+        chain = () if run is None else run.chain
         if out is None:
-            chain = () if run is None else run.chain
             waits = future, decode, timeout_ms
             self.deliver(self.pending(key, route, entity_id, payload, binding, waits, chain))
-        elif run is None:
-            out.ask(key, entity_id, payload, timeout_ms, future, decode)
-            return future
         else:
-            out.ask(key, entity_id, payload, timeout_ms, future, decode, run.chain)
+            out.ask(key, entity_id, payload, timeout_ms, future, decode, chain)
         if run is not None:
             run.asked((key[0], entity_id), future)
         return future
 
-    def run_of_caller(self) -> Run | None:
+    def run_of_caller(self) -> AskingRun | None:
         """Return the run of the handler that sends; None outside of entities."""
         caller = None if self._caller is None else self._caller()
         return None if caller is None else caller.call_chain_now()

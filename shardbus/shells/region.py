@@ -46,7 +46,7 @@ from shardbus.routing.router import LoopSender, Router
 from shardbus.routing.tracer import Tracer
 from shardbus.sharding import events, messages
 from shardbus.sharding.region.region import ShardRegion
-from shardbus.shells.direct_asks import DirectAsks
+from shardbus.shells.direct_messages import DirectMessages
 from shardbus.shells.load_sampling import LoadSampling
 from shardbus.shells.shard_hosts import ShardHosts
 from shardbus.shells.shard_leases import ShardLeases
@@ -54,7 +54,7 @@ from shardbus.shells.text_messages import handler_call, handler_runs, unhandled
 from shardbus.store.protocol import StateStore
 from shardbus.tasks.eager import OWNER
 from shardbus.transport.asks import Failure
-from shardbus.transport.direct_ask import LocalOutbox
+from shardbus.transport.direct_message import LocalOutbox
 from shardbus.transport.drop_reports import DropTallies, Origin
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.outbox import SessionOutbox
@@ -190,8 +190,9 @@ class RegionShell:
         self.relayed_messages = 0
         self._stop_reason = StopReason.HANDOFF
         self._stopped_here: asyncio.Future[None] | None = None
-        self._deliver = RunHandler(self.host.runner).deliver
-        self._take_asks_directly()
+        runs = RunHandler(self.host.runner)
+        self._deliver = runs.deliver
+        self._take_directly(runs)
         self._mailbox_limits = self.host.runner.mailbox_limits
 
     def _place(self, within: RegionShell | None) -> None:
@@ -227,15 +228,16 @@ class RegionShell:
         """The deliverer of this node."""
         return self._node.deliverer
 
-    def _take_asks_directly(self) -> None:
-        """Let entities here handle the asks of this node where they are awaited."""
+    def _take_directly(self, runs: RunHandler) -> None:
+        """Let entities here handle messages of this node where they are awaited."""
         node, host, outbox = self._node, self.host, self._node.loopback.outbox
         if self.hosts and isinstance(outbox, LocalOutbox):
-            DirectAsks(
+            DirectMessages(
                 self.name,
                 node.loopback,
                 outbox,
                 host.runner,
+                runs,
                 host.active.get,
                 self.entity_type.invokers,
                 self.sampling,

@@ -52,7 +52,7 @@ from typing import Any, Protocol
 
 from shardbus.error_text import is_a
 from shardbus.tasks.batch_answer import BatchAnswer
-from shardbus.tasks.internals import current_task, enter_task, leave_task, register_task
+from shardbus.tasks.internals import enter_task, leave_task, register_task, swap_task
 from shardbus.tasks.interrupts import raise_interrupt
 from shardbus.tasks.light_future import Callback, LightFuture
 
@@ -298,6 +298,15 @@ Entered = tuple["asyncio.Task[Any] | None", EagerTask | None]
 """The task that was current before, and the eager task whose first step it interrupts, if any."""
 
 
+class FirstSteps:
+    """The first steps on the stack, each inside the one before."""
+
+    __slots__ = ("depth",)
+
+    def __init__(self) -> None:
+        self.depth = 0
+
+
 class EagerRunner:
     """Steps coroutines on one loop.
 
@@ -308,7 +317,9 @@ class EagerRunner:
     comparison stands in the loops of the runner because a call would double its time.
     """
 
-    __slots__ = ("_spares", "adopt", "base", "depth", "gate", "loop", "outside", "owner", "task")
+    __slots__ = (
+        "_spares", "adopt", "base", "depth", "gate", "loop", "outside", "owner", "stack", "task",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -329,6 +340,8 @@ class EagerRunner:
         """Unused eager tasks, for first steps inside others."""
         self.depth = 0
         """Above 0 between `enter` and `leave`."""
+        self.stack = FirstSteps()
+        """Those of all runners that share this object."""
 
     def unused(self) -> EagerTask:
         """Return an eager task for a first step. A constructor in Python would cost as much again
@@ -360,21 +373,19 @@ class EagerRunner:
     def enter(self) -> Entered:
         """Make an eager task current: first steps follow. Calls nest, and may come from inside a
         task. Returns the argument of `leave`."""
-        loop, interrupted = self.loop, None
-        outer = current_task(loop)
-        if outer is not None:
-            leave_task(loop, outer)
+        interrupted = None
         if self.depth:
             interrupted, self.task = self.task, self._following()
         self.depth += 1
-        enter_task(loop, self.task)
-        return outer, interrupted
+        self.stack.depth += 1
+        return swap_task(self.loop, self.task), interrupted
 
     def leave(self, entered: Entered) -> None:
         """Undo `enter`."""
         outer, interrupted = entered
         self.depth -= 1
-        leave_task(self.loop, self.task)
+        self.stack.depth -= 1
+        swap_task(self.loop, outer)
         if self.task.__weakref__ is not None:
             self.task.settle(None, None)
             self.task = self.unused()
@@ -382,8 +393,6 @@ class EagerRunner:
             if len(self._spares) < SPARES_MAX:
                 self._spares.append(self.task)
             self.task = interrupted
-        if outer is not None:
-            enter_task(self.loop, outer)
 
     def replace(
         self, value: Any = None, error: BaseException | None = None
@@ -394,8 +403,7 @@ class EagerRunner:
         task = self.task
         self.task = following = self._following()
         following.context = task.context
-        leave_task(self.loop, task)
-        enter_task(self.loop, following)
+        swap_task(self.loop, following)
         if error is None:  # an exception may have a `__bool__` that raises
             error = task.requested()
         task.coroutine = task.changed = None
@@ -445,8 +453,7 @@ class EagerRunner:
         `leave`."""
         loop, eager = self.loop, self.task
         self.task = following = self._following()
-        leave_task(loop, eager)
-        enter_task(loop, following)
+        swap_task(loop, following)
         eager.steps, eager.context = coroutine, context
         if self.adopt is not None:
             self.adopt(eager)

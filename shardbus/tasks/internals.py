@@ -24,6 +24,20 @@ enter_task: Callable[[AbstractEventLoop, Any], None] = tasks._enter_task
 """Make a task the current one of a loop. There must be none."""
 leave_task: Callable[[AbstractEventLoop, Any], None] = tasks._leave_task
 """Undo `enter_task`."""
+if sys.version_info < (3, 12):
+    _current: dict[AbstractEventLoop, Any] = tasks._current_tasks  # type: ignore[attr-defined]
+
+    def swap_task(loop: AbstractEventLoop, task: Any) -> Any:
+        """Make a task the current one of a loop, None for none. Return the one that was current."""
+        outer = _current.get(loop)
+        if task is None:
+            _current.pop(loop, None)
+        else:
+            _current[loop] = task
+        return outer
+else:
+    swap_task: Callable[[AbstractEventLoop, Any], Any] = tasks._swap_current_task
+
 register_task: Callable[[Any], None] = tasks._register_task
 """Add a task to `asyncio.all_tasks`."""
 

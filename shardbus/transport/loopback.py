@@ -1,8 +1,8 @@
 """The way of a process's session with itself: no frames and no window, the same rules.
 
 A flushed batch is received at once, but never inside a sender's call, because the sending entity
-may be the receiving one. An ask that its caller awaits may need no batch (`direct_ask`). While the
-receiver has no room, senders that await their tells wait here, too.
+may be the receiving one. A message that its sender awaits may need no batch (`direct_message`).
+While the receiver has no room, senders that await their tells wait here, too.
 
 Source: docs/architecture.md.
 """

@@ -28,7 +28,7 @@ Source: docs/architecture.md; B.108; N.15, N.16.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
 from shardbus.errors import BufferFull, EntityFailed, MessageTooLarge, RequestError
@@ -120,7 +120,7 @@ class SessionOutbox:
         self.writable = True
         """The last message has left room for more. A sender that finds none awaits `until_room`,
         at once: while entities are held, each message sets both."""
-        self.until_room: RoomWaiter | HoldWaiter = RoomWaiter(self)
+        self.until_room: Awaitable[None] = RoomWaiter(self)
         """Result of a tell without room."""
         self.held: HeldEntities | None = None
         """Entities that the other side has no room for; None if there are none."""
@@ -167,7 +167,7 @@ class SessionOutbox:
         self._ids.append(entity_id)
         self._payloads.append(payload)
         self._weight = weight = self._weight + len(payload) + ENVELOPE_WEIGHT
-        if weight > BATCH_WEIGHT_MAX:
+        if weight > self._limit:
             self._full()
 
     def ask(
@@ -410,7 +410,9 @@ class SessionOutbox:
             self.flush()
             return
         self.writable = self._way.has_room(self._weight)
-        if not self.writable and self.is_full:
+        if self.writable:
+            self._limit = self._weight + BATCH_WEIGHT_MAX  # until the next look
+        elif self.is_full:
             self._tell_key = self._ask_key = None  # the next message has to open a run
 
     def _schedule(self) -> None:

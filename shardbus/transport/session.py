@@ -35,7 +35,7 @@ from typing import Any
 
 from shardbus.errors import NodeLost, RequestError
 from shardbus.transport.asks import Asks, CoarseClock, Unsent, refuse
-from shardbus.transport.direct_ask import LocalOutbox
+from shardbus.transport.direct_message import LocalOutbox
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.full_entities import Target
 from shardbus.transport.inbox import Inbox, Receiver

@@ -1,5 +1,5 @@
-"""Asks that stay on their node: handled where they are awaited, and never elsewhere than a message
-that took the loopback would have been."""
+"""Messages that stay on their node: handled where they are awaited, and never elsewhere than a
+message that took the loopback would have been."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import pytest
 from shardbus import AskTimeout, Entity, EntityFailed, ReentrancyError, Rejection, ShardBus, handler
 from shardbus.errors import MailboxFull
 from shardbus.node.node import Node
-from shardbus.shells import direct_asks
+from shardbus.shells import direct_messages
 from shardbus.shells.message_account import account_of
-from shardbus.transport import direct_ask
+from shardbus.transport import direct_message
 from tests.loopback.nodes import Nodes
 from tests.waiting import PATIENCE_S, until
 
@@ -43,7 +43,7 @@ READERS: list[Any] = []
 
 
 def application() -> tuple[ShardBus, Any]:
-    """Entities that log their messages."""
+    """Entities that log what they handle."""
     bus, world = ShardBus("shop"), SimpleNamespace()
     world.log = log = list[str]()
     world.gate = asyncio.Event()
@@ -115,6 +115,11 @@ def application() -> tuple[ShardBus, Any]:
             return answer
 
         @handler
+        async def asks_often(self, entity_id: str, times: int) -> None:
+            for _ in range(times):
+                await self.other(entity_id).do("x")
+
+        @handler
         async def asks_what_tells_back(self) -> None:
             """Ask an entity that tells this one."""
             self.note("begins")
@@ -125,6 +130,11 @@ def application() -> tuple[ShardBus, Any]:
         async def tells(self, entity_id: str) -> None:
             await self.other(entity_id).do.tell("told")
             self.note("told it")
+
+        @handler
+        async def stops(self) -> None:
+            self.note("stops")
+            self.context.stop()
 
         @handler
         async def asks_twice(self, first: str, path: list[str]) -> Any:
@@ -146,7 +156,7 @@ def application() -> tuple[ShardBus, Any]:
 
 
 class Home:
-    """One node, and the messages of its entities."""
+    """One node, and what its entities have seen."""
 
     def __init__(self, node: Node, world: Any) -> None:
         self.node, self.log, self.gate, self.tasks = node, world.log, world.gate, world.tasks
@@ -155,7 +165,7 @@ class Home:
         return self.node.ref("one", entity_id)
 
     async def started(self, *ids: str) -> None:
-        """Start entities, and forget their messages."""
+        """Start entities, and forget what they have seen."""
         for entity_id in ids:
             await self.node.ref("other" if entity_id[0] == "o" else "one", entity_id).do("start")
         await asyncio.sleep(0)
@@ -169,7 +179,7 @@ class Home:
 def most(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """True if asks may be direct. Whatever entities see is the same."""
     if request.param == "batched":
-        monkeypatch.setattr(direct_ask, "DIRECT_MAX", 0)
+        monkeypatch.setattr(direct_messages, "DEPTH_MAX", 0)
     return bool(request.param == "direct")
 
 
@@ -198,6 +208,108 @@ async def test_an_idle_entity_handles_an_ask_where_it_is_awaited() -> None:
         assert node.missing() == 0
 
 
+async def test_an_idle_entity_handles_a_tell_where_it_is_awaited() -> None:
+    async with Nodes() as nodes:
+        node = await home(nodes)
+        await node.started("a")
+        for call in (node.ref("a").do, node.ref("a").do_plainly):
+            tell = call.tell("x")
+            assert node.log == []  # not inside the sender's call
+            assert await handled_in_its_await(tell) == (None, True)
+            assert node.log.pop() == "a:x"
+            await tell  # once is enough
+            assert node.log == []
+        assert node.missing() == 0
+
+
+async def test_a_tell_that_is_awaited_elsewhere_or_not_at_all_takes_the_loopback() -> None:
+    async with Nodes() as nodes:
+        node = await home(nodes)
+        await node.started("a")
+        node.ref("a").do.tell("x")
+        await until(lambda: node.log == ["a:x"], "it comes")
+        await asyncio.wait_for(node.ref("a").do.tell("y"), PATIENCE_S)
+        node.ref("a").do.tell_nowait("z")
+        await until(lambda: node.log == ["a:x", "a:y", "a:z"], "they come")
+        assert node.missing() == 0
+
+
+async def test_many_tells_take_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    tells, hand_over = list[int](), direct_messages.DirectMessages._hand_over_tell
+    monkeypatch.setattr(
+        direct_messages.DirectMessages,
+        "_hand_over_tell",
+        lambda *args: [tells.append(1), hand_over(*args)],
+    )
+    async with Nodes() as nodes:
+        node = await home(nodes)
+        await node.started("a")
+        direct = list[int]()
+        for many in (3, 10, 10, 3, 3):
+            await asyncio.sleep(0)
+            before = len(tells)
+            for n in range(many):
+                await node.ref("a").do.tell(f"{many} {n}")
+            direct.append(len(tells) - before)
+        assert direct == [3, direct_message.TELLS_MAX, 0, 0, 3]
+        await until(lambda: len(node.log) == 29, "they come")
+        assert node.missing() == 0
+
+
+async def test_tells_for_a_waiting_entity_wait_for_room(most: bool) -> None:
+    async with Nodes() as nodes:
+        node = await home(nodes)
+        await node.started("a")
+        ref = node.ref("a")
+        waiting = asyncio.ensure_future(ref.wait("first"))
+        await until(lambda: node.log == ["a:first begins"], "it comes")
+
+        async def tell() -> None:
+            for n in range(40):
+                await ref.do.tell(str(n))
+                await asyncio.sleep(0)
+
+        telling = asyncio.ensure_future(tell())
+        await until(lambda: node.node.regions["one"].host.waiting >= 4, "they come")
+        assert not telling.done()
+        node.gate.set()
+        await asyncio.gather(waiting, telling)
+        await until(lambda: len(node.log) == 42, "they come")
+        assert node.log[2:] == [f"a:{n}" for n in range(40)]
+        assert node.missing() == 0
+
+
+async def test_a_tell_whose_handler_fails_is_counted_and_not_raised(most: bool) -> None:
+    async with Nodes() as nodes:
+        node = await home(nodes)
+        await node.started("a")
+        drops = node.node.regions["one"].host.counts.dropped
+        await node.ref("a").fails.tell()
+        await node.ref("a").refuses.tell()
+        assert await node.ref("a").do("x") == "x"
+        assert (drops["failed"], drops["rejected"]) == (1, 1)
+        assert node.missing() == 0
+
+
+async def test_an_entity_that_a_tell_stops_starts_again_for_the_next(most: bool) -> None:
+    async with Nodes() as nodes:
+        node = await home(nodes)
+        await node.started("a")
+        await node.ref("a").stops.tell()
+        await node.ref("a").do.tell("next")
+        await until(lambda: node.log == ["a:stops", "a:next"], "it comes")
+        assert node.missing() == 0
+
+
+async def test_an_entity_that_tells_itself_goes_on_first(most: bool) -> None:
+    async with Nodes() as nodes:
+        node = await home(nodes)
+        await node.started("a")
+        await node.ref("a").tells("a")
+        await until(lambda: len(node.log) == 2, "it comes")
+        assert node.log == ["a:told it", "a:told"]
+
+
 async def test_a_first_message_and_a_forgotten_await_take_the_loopback() -> None:
     async with Nodes() as nodes:
         node = await home(nodes)
@@ -220,6 +332,12 @@ async def test_messages_of_one_sender_keep_their_order(most: bool) -> None:
                 await ref.do.tell(text)
             elif n % 7 == 5:
                 unawaited = ref.do(text)
+            elif n % 28 == 8:
+                ref.do_plainly.tell(text)
+                ref.do_plainly.tell(text)
+                want.append(f"a:{text}")
+                await ref.do.tell("at once")
+                want.append("a:at once")
             else:
                 await ref.do_plainly(text)
         await unawaited
@@ -345,33 +463,69 @@ async def test_a_suspended_node_handles_nothing(most: bool) -> None:
         node.node.gate.close_if_due()
         node.node.gate.closed = True
         ask = asyncio.ensure_future(node.ref("a").do("x"))
+        await node.ref("a").do.tell("y")
         for _ in range(5):
             await asyncio.sleep(0)
         closed = node.node.gate.closed
         assert node.log == [] or not closed
         node.node.gate.poll()
         assert await ask == "x"
+        await until(lambda: sorted(node.log) == ["a:x", "a:y"], "they come")
+
+
+async def turns_of(work: Any) -> int:
+    """Return the number of turns of the loop until this work is done."""
+    turns, loop = [0], asyncio.get_running_loop()
+
+    def turn() -> None:
+        turns[0] += 1
+        loop.call_soon(turn)
+
+    turn()
+    await work
+    return turns[0]
 
 
 @pytest.mark.parametrize(("turn_s", "most"), [(1e9, 16), (0.0, 10_000)])
 async def test_the_loop_goes_on_between_direct_asks(
     turn_s: float, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(direct_asks, "TURN_S", turn_s)
-    monkeypatch.setattr(direct_ask, "DIRECT_MAX", most)
+    monkeypatch.setattr(direct_messages, "TURN_S", turn_s)
+    monkeypatch.setattr(direct_message, "DIRECT_MAX", most)
+
+    async def asks(ref: Any) -> None:
+        for _ in range(100):
+            await ref.do("x")
+
+    async with Nodes() as nodes:
+        node = await home(nodes)
+        await node.started("a", "b")
+        assert await turns_of(asks(node.ref("a"))) >= 6
+        monkeypatch.setattr(direct_message, "DIRECT_MAX", 16)
+        assert await turns_of(node.ref("a").asks_often("b", 100)) >= 3
+
+
+@pytest.mark.parametrize(("lanes", "direct"), [(8, True), (40, False)])
+async def test_a_crowd_takes_batches(
+    lanes: int, direct: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct_message, "DIRECT_MAX", 4)
+    handed_over, hand_over = list[Any](), direct_messages.DirectMessages._hand_over_ask
+    monkeypatch.setattr(
+        direct_messages.DirectMessages,
+        "_hand_over_ask",
+        lambda *a: [handed_over.append(1), hand_over(*a)],
+    )
     async with Nodes() as nodes:
         node = await home(nodes)
         await node.started("a")
-        turns, loop = [0], asyncio.get_running_loop()
 
-        def turn() -> None:
-            turns[0] += 1
-            loop.call_soon(turn)
+        async def lane() -> None:
+            for _ in range(20):
+                await node.ref("a").do("x")
 
-        turn()
-        for _ in range(100):
-            await node.ref("a").do("x")
-        assert turns[0] >= 6
+        await asyncio.gather(*(lane() for _ in range(lanes)))
+        assert (len(handed_over) > 15 * lanes) is direct
 
 
 async def test_what_is_sent_and_accepted_is_counted_alike(most: bool) -> None:
@@ -382,8 +536,12 @@ async def test_what_is_sent_and_accepted_is_counted_alike(most: bool) -> None:
         before = sent.asks, sent.counts["one"], counts.accepted, counts.begun
         for _ in range(600):
             await node.ref("a").do("x")
+        for _ in range(50):
+            await node.ref("a").do.tell("x")
+            await asyncio.sleep(0)
+        await node.ref("a").do("x")
         after = sent.asks, sent.counts["one"], counts.accepted, counts.begun
-        assert [b - a for a, b in zip(before, after, strict=True)] == [600] * 4
+        assert [b - a for a, b in zip(before, after, strict=True)] == [601, 651, 651, 651]
         assert node.missing() == 0
 
 

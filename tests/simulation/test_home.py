@@ -1,5 +1,5 @@
-"""Asks that stay on their node, in the simulator: with the direct way and without it, entities see
-the same, and no fault breaks either."""
+"""Messages that stay on their node, in the simulator: with the direct way and without it, entities
+see the same, and no fault breaks either."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
-from shardbus.shells.direct_asks import DirectAsks
+from shardbus.shells import direct_messages
+from shardbus.shells.direct_messages import DirectMessages
 from shardbus.simulation.membership.options import Options
 from shardbus.simulation.nodes.checker import DeliveryChecker, Line
 from shardbus.simulation.nodes.options import NodeOptions, draw_node_options
 from shardbus.simulation.nodes.run import NodeRun
-from shardbus.transport import direct_ask
+from shardbus.transport.direct_message import DEPTH_MAX, DirectMessage, DirectTell
 from tests.markers import long_only, soak_only
 
-WAYS = (0, direct_ask.DIRECT_MAX)
-"""Direct asks in one turn of the loop: none, and as many as elsewhere."""
+WAYS = (0, DEPTH_MAX)
+"""Direct messages inside one another: none at all, and as many as elsewhere."""
 CALM = [
     NodeOptions(Options(seed=1, nodes=1, seconds=8.0), clients=0, rests=0.0),
     NodeOptions(Options(seed=2, nodes=2, seconds=8.0), density="dense", burst=40, thinks=0.3),
@@ -25,43 +26,47 @@ CALM = [
 
 
 class Seen:
-    """The messages that entities handle, and how many asks were direct."""
+    """The messages that entities handle, and how many of them were direct."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.lines: dict[Line, list[int]] = {}
-        self.direct = 0
-        on_handled, hand_over = DeliveryChecker.on_handled, DirectAsks._hand_over
+        self.asks = self.tells = 0
+        on_handled, counted = DeliveryChecker.on_handled, DirectMessages._counted
 
         def handled(checker: Any, activation: Any, sender: str, seq: int) -> Any:
             message = on_handled(checker, activation, sender, seq)
             self.lines.setdefault(message.line, []).append(seq)
             return message
 
-        def handed_over(way: DirectAsks, *args: Any) -> None:
-            self.direct += 1
-            hand_over(way, *args)
+        def direct(way: DirectMessages, message: DirectMessage, invoker: Any) -> Any:
+            if isinstance(message, DirectTell):
+                self.tells += 1
+            else:
+                self.asks += 1
+            return counted(way, message, invoker)
 
         patch.setattr(DeliveryChecker, "on_handled", handled)
-        patch.setattr(DirectAsks, "_hand_over", handed_over)
+        patch.setattr(DirectMessages, "_counted", direct)
 
 
 def run(load: NodeOptions, most: int) -> Seen:
-    """Run with at most this number of direct asks in a turn; nothing may break."""
+    """Run with at most this number of direct messages inside one another; nothing may break."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(direct_ask, "DIRECT_MAX", most)
+        patch.setattr(direct_messages, "DEPTH_MAX", most)
         seen = Seen(patch)
         node_run = NodeRun(load)
         node_run.application.awaits = True
         outcome = node_run.run()
-        assert outcome.broken is None, f"{most} direct asks in a turn: {outcome.report()}"
+        assert outcome.broken is None, f"{most} direct messages: {outcome.report()}"
     return seen
 
 
 @pytest.mark.parametrize("load", CALM, ids=lambda load: f"seed {load.seed}")
 def test_entities_see_the_same_by_both_ways(load: NodeOptions) -> None:
     batched, direct = (run(load, most) for most in WAYS)
-    assert batched.direct == 0
-    assert direct.direct > 20
+    assert (batched.asks, batched.tells) == (0, 0)
+    assert direct.asks > 20
+    assert direct.tells > 20
     assert direct.lines == batched.lines
 
 
