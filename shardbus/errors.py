@@ -205,7 +205,7 @@ class ValueRefused(StoreError):
             case "kind":
                 text, hint = f"it is a {detail}", "update it as that, or delete it first"
             case "size":
-                text = f"it would have {detail} bytes, the limit is {limit}"
+                text = f"it would have {counted(int(detail), 'byte')}, the limit is {limit}"
                 hint = "keep less in it, or raise data.value_limit"
             case _:
                 text, hint = "the counter would be above 63 bits", ""

@@ -51,6 +51,7 @@ from shardbus.errors import (
     StateUnreadable,
 )
 from shardbus.guarded_log import GuardedLog
+from shardbus.quantities import counted
 from shardbus.task_set import TaskSet
 from shardbus.wire.schema import decoder, encoder, packer
 from shardbus.wire.shapes import shape_of
@@ -246,7 +247,7 @@ class ClientQueue(Generic[T]):
         for body in bodies:
             if len(body) > BODY_MAX:
                 raise MessageTooLarge(
-                    f"an item of {len(body)} bytes is larger than {BODY_MAX}",
+                    f"an item of {counted(len(body), 'byte')} is larger than {BODY_MAX}",
                     hint="put a reference to the data into the queue",
                 )
         try:
