@@ -299,6 +299,8 @@ class EntityRecovery:
         self._starting: list[Activation] = []
         self._timer: asyncio.Handle | None = None
         self._due = 0.0
+        self._left = 0
+        """Constant strategy: entities of this interval that are still to be started."""
 
     @property
     def waiting(self) -> int:
@@ -331,11 +333,14 @@ class EntityRecovery:
         self._starting = [a for a in self._starting if a.state < LifeState.RUNNING]
         settings = self._settings
         constant = settings.entity_recovery_strategy == "constant"
-        most = settings.entity_recovery_constant_rate_number_of_entities if constant else None
-        started = self._start_some(most)
+        if constant and not self._left:
+            self._left = settings.entity_recovery_constant_rate_number_of_entities
+        started = self._start_some(self._left if constant else None)
+        self._left -= min(started, self._left)
         if not self._queue:
-            return
-        if constant:
+            self._left = 0
+        elif constant and not (started and self._left):
+            self._left = 0
             self._later(settings.entity_recovery_constant_rate_frequency)
         elif settings.entity_recovery_strategy == "adaptive" and late > LATE_S:
             self._later(late)

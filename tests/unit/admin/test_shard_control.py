@@ -91,7 +91,7 @@ async def test_a_refusal_of_the_coordinator_is_raised_as_it_was_there(
 
 
 @pytest.mark.parametrize(
-    ("named", "request"),
+    ("named", "question"),
     [
         ({}, ("rebalance",)),
         ({"paused": True}, ("slow", True, None)),
@@ -99,10 +99,10 @@ async def test_a_refusal_of_the_coordinator_is_raised_as_it_was_there(
         ({"moves": 0}, ("slow", None, 0)),
     ],
 )
-async def test_rebalancing_is_checked_paused_or_bounded(named: Any, request: Any) -> None:
+async def test_rebalancing_is_checked_paused_or_bounded(named: Any, question: Any) -> None:
     around = Around({"paused": False})
     assert await around.control.rebalance(PAGE, **named) == {"paused": False}
-    assert around.asked == [request]
+    assert around.asked == [question]
 
 
 async def test_shards_are_stopped_once_each() -> None:
