@@ -23,6 +23,8 @@ knowledge.
 from __future__ import annotations
 
 import ast
+import io
+import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -146,6 +148,16 @@ EXEMPT: dict[tuple[str, str], str] = {}
 """Module and banned name to the reason why it stands there."""
 
 FUNCTION_LINES_MAX = 64
+CLASS_LINES_MAX = 500
+"""Lines of code: without blank lines, comments and docstrings."""
+NO_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
 
 ATTRIBUTES_MAX = 25
 SETTINGS = (
@@ -269,6 +281,36 @@ def complaints_about_size(module: str, tree: ast.Module) -> list[str]:
     return complaints
 
 
+def code_lines(text: str) -> set[int]:
+    """The numbers of the lines with code: no blank lines, comments or docstrings."""
+    lines = {
+        line
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type not in NO_CODE
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            match node.body:
+                case [ast.Expr(value=ast.Constant(value=str())) as docstring, *_]:
+                    lines -= set(range(docstring.lineno, (docstring.end_lineno or 0) + 1))
+    return lines
+
+
+def long_classes(module: str, text: str, tree: ast.Module) -> list[str]:
+    """The classes of a module with more lines of code than a class may have."""
+    spans = [
+        (node.name, range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    ]
+    if all(len(span) <= CLASS_LINES_MAX for _, span in spans):
+        return []
+    lines = code_lines(text)
+    counts = {name: len(lines.intersection(span)) for name, span in spans}
+    return [f"{module}:{name} has {n} lines" for name, n in counts.items() if n > CLASS_LINES_MAX]
+
+
 def attributes_of(classes: dict[str, ast.ClassDef], name: str) -> set[str]:
     """The attributes that a class and the bases of it assign or declare. `classes`: by name."""
     names = set()
@@ -383,6 +425,11 @@ def test_functions_fit_a_screen():
     assert [c for m in MODULES for c in complaints_about_size(m, tree_of(m))] == []
 
 
+def test_no_class_is_long():
+    long = [c for m in MODULES for c in long_classes(m, MODULES[m].read_text(), tree_of(m))]
+    assert long == []
+
+
 def test_objects_have_few_attributes():
     counts = attribute_counts({m: tree_of(m) for m in MODULES if m not in SETTINGS})
     assert {name: n for name, n in counts.items() if n > ATTRIBUTES_MAX} == {}
@@ -472,6 +519,14 @@ def test_a_package_needs_a_floor():
 def test_a_long_function_is_found():
     body = "\n".join(["def f():", *(["    pass"] * FUNCTION_LINES_MAX)])
     assert complaints_about_size("m", ast.parse(body))
+
+
+@pytest.mark.parametrize(("more", "found"), [(0, []), (1, ["m:A has 501 lines"])])
+def test_a_long_class_is_found(more: int, found: list[str]) -> None:
+    body = ["class A:", '    """One\n\n    two."""', "    # no code", "", "    def f(self):"]
+    body += ['        """Three."""', "        x = (1,", "            2)  # two lines of code"]
+    text = "\n".join([*body, *["        pass"] * (CLASS_LINES_MAX - 4 + more)])
+    assert long_classes("m", text, ast.parse(text)) == found
 
 
 def test_attributes_are_counted_with_those_of_bases():

@@ -168,8 +168,8 @@ class _Collector:
             deaf.add_metric([name], region.host.deaf.count)
             entities.add_metric([name], region.host.entities)
             limit.add_metric([name], region.host.passivator.limit)
-            if region.host.state_sizes is not None:
-                states.add_metric([name], region.host.state_sizes.total)
+            if region.host.saver.sizes is not None:
+                states.add_metric([name], region.host.saver.sizes.total)
                 expired.add_metric([name], region.host.counts.expired)
             shards.add_metric([name], len(region.host.shards))
             waiting.add_metric([name], region.host.waiting_starts)

@@ -238,9 +238,9 @@ class Extras:
 class Shard:
     """A shard that this node hosts: its fence, the messages it admits, and its activations.
 
-    An open shard admits every message, and its activations are in `Host.active`, on the hot path.
-    `activations` holds them while the shard is not open. The region machine decides which messages
-    a shard admits."""
+    An open shard admits every message, and its activations are in `ActivationTable.active`, on the
+    hot path. `activations` holds them while the shard is not open. The region machine decides which
+    messages a shard admits."""
 
     __slots__ = (
         "activations",

@@ -45,6 +45,14 @@ GONE = LifeState.GONE
 """A look-up of a global costs less than one in an enumeration."""
 
 
+class ContextSaver(Protocol):
+    """The `StateSaver`, as a context calls it."""
+
+    def save(
+        self, context: Context, data: bytes | None, *, alone: bool = False
+    ) -> Coroutine[Any, Any, None]: ...
+
+
 class ContextHost(Protocol):
     """The host of its type and the host's parts, as a context calls them."""
 
@@ -56,15 +64,13 @@ class ContextHost(Protocol):
     ref: Callable[[Any, str], Any]
     runner: EntityRunner
     deferred: DeferredWork
+    saver: ContextSaver
     stopper: Stopper
     passivator: Passivator
     wall_clock: Callable[[], float]
 
     @property
     def deliveries(self) -> EntityDeliveries: ...
-    def save(
-        self, context: Context, data: bytes | None, *, alone: bool = False
-    ) -> Coroutine[Any, Any, None]: ...
     def timer_cause(self) -> str: ...
     def tell_self(
         self,
@@ -175,7 +181,7 @@ class Context:
 
     def _save(self, data: bytes | None) -> Coroutine[Any, Any, None]:
         """Write these bytes as the entity's state. `Entity.save` calls it."""
-        return self._host.save(self, data)
+        return self._host.saver.save(self, data)
 
     def _deliver(self, target: tuple[str, str], method: str, payload: bytes) -> None:
         """Keep a delivery of this entity with its state. `Entity.deliver` calls it."""

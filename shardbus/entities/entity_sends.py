@@ -306,7 +306,7 @@ class EntitySends:
         record = hosted.records.get(key)
         if record is None or record.pending or self._outgoing.get(activation) is not outgoing:
             return
-        await hosted.host.save(entity.context, outgoing.stored)
+        await hosted.host.saver.save(entity.context, outgoing.stored)
         if not record.pending and not outgoing.saves and hosted.records.get(key) is record:
             del self._outgoing[activation]
             outgoing.sender.abandon()

@@ -1,13 +1,8 @@
 """The host of one entity type on one node: its shards, its activations, and the messages they
 admit.
 
-`active` holds the activations of every open shard, one that admits all messages; it is the hot
-path's one look-up. The activations of a shard that moves are kept in the shard itself, where only
-the slow path finds them, after the region machine has decided about the message.
-
-Shards move one after the other, and a node may have a million entities: to look through all of them
-for each shard would take seconds. So the first shard that moves makes an index of `active` by
-shard, which stays up to date while it is kept, for `INDEX_S`. Where nothing moves there is none.
+`activations` finds those in memory, `saver` writes their states. The order of a stop is here: the
+entities of a shard stop, messages that wait start one again, or leave, and the shard is down.
 
 Messages that the entities of a moving shard have not handled are left for its next home.
 
@@ -20,10 +15,9 @@ import asyncio
 import contextlib
 import contextvars
 import time
-from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from itertools import chain, islice
 from typing import Any
 
 from shardbus.config.settings import DeliverySettings, ShardingSettings
@@ -36,8 +30,9 @@ from shardbus.entities.activation import (
     Message,
     Shard,
 )
+from shardbus.entities.activation_table import ActivationTable
 from shardbus.entities.carrying import WAKE_MAX, CarriedStates
-from shardbus.entities.context import Context, FirstContext, InstanceContext
+from shardbus.entities.context import FirstContext, InstanceContext
 from shardbus.entities.deaf_entities import DeafEntities
 from shardbus.entities.deferred import DeferredWork
 from shardbus.entities.deliveries import RECORD, EntityDeliveries
@@ -51,16 +46,13 @@ from shardbus.entities.remembering import RememberedEntities
 from shardbus.entities.reminding import Reminding
 from shardbus.entities.runner import EntityRunner, failure_for_asker
 from shardbus.entities.state_changes import StateChange
-from shardbus.entities.state_sizes import StateSizes
+from shardbus.entities.state_saver import StateSaver
 from shardbus.entities.stopping import Stopper
 from shardbus.entities.supervision import StateLoader
-from shardbus.error_text import is_a
 from shardbus.errors import (
     ConfigError,
     Refused,
     StaleActivation,
-    StaleFence,
-    StateTooLarge,
     Unhandled,
 )
 from shardbus.guarded_log import GuardedLog
@@ -69,15 +61,8 @@ from shardbus.sharding.instances import split_row
 from shardbus.store.protocol import StateStore, reminder_store
 from shardbus.transport.drop_reports import Origin
 from shardbus.wire.batch import Chain
-from shardbus.wire.stored_state import compressed, is_compressed
 
 log = GuardedLog("shardbus.entity")
-
-Index = defaultdict[Shard, list[Activation]]
-"""By shard, the activations that are active, and some that were."""
-
-INDEX_S = 10.0
-"""Seconds for which an index is kept."""
 
 
 class Host:
@@ -114,19 +99,16 @@ class Host:
         self.tracer: Any = None
         """The tracer (`routing.tracer`) of a node with tracing."""
         self.counts = self.runner.counts
-        self.active: dict[str, Activation] = {}
-        self._index: Index | None = None
+        self.shards: dict[str, Shard] = {}
+        self.activations = ActivationTable(loop, self.shards)
+        self.active = self.activations.active
         self._context = FirstContext if kind.interface.instances is None else InstanceContext
         self.passivator = Passivator(
             settings, loop, self.active, self.counts, self._passivate, self.runner.abandoned
         )
         self.deaf = DeafEntities(kind.name, self.runner)
-        self.shards: dict[str, Shard] = {}
-        self.state_sizes: StateSizes | None = None
-        """None for a type without state."""
         if kind.states is not None:
             watch_states(kind.states, loop)
-            self.state_sizes = self.runner.measure(StateSizes())
         self.carrying: CarriedStates | None = None
         self.passes_on = False
         """Messages that a moving shard has not handled go to its next home; else they are
@@ -140,6 +122,7 @@ class Host:
             counts = delivered or DeliveryCounts()
             self._send_deliveries(delivery or DeliverySettings(), counts, store, start_elsewhere)
         self._attach(store)
+        self.saver = StateSaver(kind, settings, self.runner, keeper, self.deliveries, self.carrying)
 
     def _attach(self, store: StateStore) -> None:
         """Make the parts that only some types have: the carried memory of entities, and their
@@ -218,10 +201,6 @@ class Host:
         return max(1.0, self.settings.handoff_timeout - 5.0)
 
     @property
-    def _compresses(self) -> bool:
-        return self.settings.state_compression != "none"
-
-    @property
     def waiting_starts(self) -> int:
         """Entities on lists that are still to be started."""
         return sum(each.recovery.waiting for each in self._lists)
@@ -290,33 +269,9 @@ class Host:
         was_open = hosted.open
         hosted.arrivals, hosted.via = local, via
         if hosted.open and not was_open:
-            self.active.update(hosted.activations)
-            if self._index is not None:
-                self._index[hosted].extend(hosted.activations.values())
-            hosted.activations = {}
+            self.activations.open(hosted)
         elif was_open and not hosted.open:
-            self._take_out([hosted])
-
-    def _take_out(self, shards: list[Shard]) -> None:
-        """Move the activations of these shards from the hot path into the shards."""
-        index = self._index if self._index is not None else self._make_index()
-        active = self.active
-        for hosted in shards:
-            for activation in index.pop(hosted, ()):
-                if active.get(activation.key) is activation:
-                    hosted.activations[activation.key] = activation
-                    del active[activation.key]
-
-    def _make_index(self) -> Index:
-        index: Index = defaultdict(list)
-        for activation in self.active.values():
-            index[activation.shard].append(activation)
-        self._index = index
-        self.loop.call_later(INDEX_S, self._forget_index)
-        return index
-
-    def _forget_index(self) -> None:
-        self._index = None
+            self.activations.close([hosted])
 
     def stop_shards(
         self, shards: list[str], reason: StopReason, patience: float | None = None
@@ -326,7 +281,7 @@ class Host:
         known = [self.shards[shard] for shard in shards if shard in self.shards]
         unknown = [shard for shard in shards if shard not in self.shards]
         hosted = [h for h in known if not h.stopping]
-        self._take_out([h for h in hosted if h.open])
+        self.activations.close([h for h in hosted if h.open])
         for h in hosted:
             h.arrivals, h.stopping = False, reason
             for activation in list(h.activations.values()):
@@ -406,12 +361,7 @@ class Host:
         if mailbox is not None:
             activation.mailbox = mailbox
             self.runner.mailbox_limits.has_mailbox(activation)
-        if hosted.open:
-            self.active[entity_id] = activation
-            if self._index is not None:
-                self._index[hosted].append(activation)
-        else:
-            hosted.activations[entity_id] = activation
+        self.activations.add(activation)
         hosted.live += 1
         activation.used = self.runner.tick
         if self.passivator.limited:
@@ -470,11 +420,7 @@ class Host:
     def _gone(self, activation: Activation) -> None:
         """Remove an activation that has stopped. Messages that wait for it start a new one."""
         hosted, entity_id = activation.shard, activation.key
-        if self.active.get(entity_id) is activation:
-            del self.active[entity_id]
-        elif hosted.activations.get(entity_id) is activation:
-            del hosted.activations[entity_id]
-        else:
+        if not self.activations.remove(activation):
             return
         hosted.live -= 1
         reason = (activation.stopping or StopReason.FAILURE).value
@@ -482,8 +428,8 @@ class Host:
         self.deferred.end(activation)
         self.passivator.forget(activation)
         self.stopper.ended(activation)
-        if self.state_sizes is not None:
-            self.state_sizes.forget(activation)
+        if self.saver.sizes is not None:
+            self.saver.sizes.forget(activation)
         if self.carrying is not None:
             self.carrying.ended(activation)
         if self.runner.reminding is not None:
@@ -610,47 +556,6 @@ class Host:
             )
         return replace(invoker, function=function, trace=trace)
 
-    async def save(self, context: Context, data: bytes | None, *, alone: bool = False) -> None:
-        """Write the entity's state under its fence, and the reminders that it has set. Return once
-        the node is confirmed, too. `alone`: only the reminders.
-
-        Raises:
-            StaleActivation: the object that saves is over. Nothing was written.
-            StateTooLarge: the store was not asked.
-        """
-        activation = context._acting("save")
-        key, shard, fence = activation.key, activation.shard.shard, activation.shard.fence
-        if data is not None and (self._compresses or len(data) > self.settings.state_limit):
-            data = self._checked(key, data)
-        saving, reminding = None, self.runner.reminding
-        if not alone and key in activation.shard.records:
-            if self.deliveries.sends is not None:
-                await self.deliveries.sends.before_save(activation)
-                context._acting("save")
-            data, saving = self.deliveries.begin_save(activation, data)
-        try:
-            if reminding is not None and (alone or reminding.writes(activation, data)):
-                saved: Awaitable[None] = reminding.save(activation, data, alone=alone)
-            else:
-                saved = self._keeper.save(self.name, shard, key, fence, data)
-            if self.carrying is None or alone:
-                await saved
-            else:
-                with self.carrying.saving(activation):
-                    await saved
-        except BaseException as error:
-            if saving is not None:
-                self.deliveries.fail_save(activation)
-            if is_a(error, StaleFence) and not is_a(error, StaleActivation):
-                activation.stopping = activation.stopping or StopReason.FAILURE
-            raise
-        if saving is not None:
-            self.deliveries.end_save(activation, saving)
-        if not alone and self.state_sizes is not None and activation.state is not LifeState.GONE:
-            self.state_sizes.note(activation, data)
-        if self.gate.close_if_due():
-            await self.gate.passed()
-
     async def change_state(
         self, shard: str, entity_id: str, data: bytes | None, revision: str = ""
     ) -> None:
@@ -666,7 +571,7 @@ class Host:
             hint = "ask a handler of it to persist an event"
             raise Refused(f"the state of {self.name} is made by its events", hint=hint)
         change = StateChange(
-            self.kind, data, revision, self._load_stored, self.save, self.runner.disown
+            self.kind, data, revision, self._load_stored, self.saver.save, self.runner.disown
         )
         while True:
             hosted = self.shards.get(shard)
@@ -709,15 +614,6 @@ class Host:
         else:
             activation.stopping = activation.stopping or StopReason.PASSIVATION
             self._gone(activation)
-
-    def _checked(self, entity_id: str, data: bytes) -> bytes:
-        """Return the form in which a state is stored. Raises StateTooLarge."""
-        settings = self.settings
-        if self._compresses and not is_compressed(data):
-            data = compressed(data)
-        if len(data) > settings.state_limit:
-            raise StateTooLarge(self.name, entity_id, len(data), settings.state_limit)
-        return data
 
     async def reassert(self) -> None:
         """Write the fences of the entities in memory, and the lists of remembered entities, into a
@@ -776,23 +672,6 @@ class Host:
         """Entities in memory."""
         return sum(hosted.live for hosted in self.shards.values())
 
-    def walk(self, size: int) -> Iterator[list[tuple[str, str]]]:
-        """Yield the entities in memory (id, shard), each once, in parts of at most `size`. Those
-        that start or stop meanwhile may be missing."""
-        everything = chain(
-            list(self.active.values()),
-            *(list(hosted.activations.values()) for hosted in self.shards.values()),
-        )
-        while part := [(a.key, a.shard.shard) for a in islice(everything, size)]:
-            yield part
-
     def ids(self, shard: str) -> list[str]:
         """Return the ids of a shard's entities in memory. Costs a pass over all entities."""
-        return self.ids_by_shard().get(shard, [])
-
-    def ids_by_shard(self) -> dict[str, list[str]]:
-        """Return the ids of the entities in memory, by shard. Costs one pass over all of them."""
-        found = {shard: list(hosted.activations) for shard, hosted in self.shards.items()}
-        for entity_id, activation in self.active.items():
-            found.setdefault(activation.shard.shard, []).append(entity_id)
-        return found
+        return self.activations.ids_by_shard().get(shard, [])

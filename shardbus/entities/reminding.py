@@ -144,13 +144,11 @@ class RemindingHost(Protocol):
     shards: dict[str, Shard]
     gate: SuspensionGate
     runner: Any
+    saver: Any
     stopper: Any
 
     def find(self, entity_id: str, shard: str) -> Activation | None: ...
     def activate(self, hosted: Shard, entity_id: str, cause: str = ...) -> Activation: ...
-    def save(
-        self, context: Any, data: bytes | None, *, alone: bool = False
-    ) -> Coroutine[Any, Any, None]: ...
 
 
 class ShardReminders:
@@ -401,7 +399,7 @@ class Reminding:
     ) -> None:
         """Store the record after a firing, if the handler has not."""
         if reminders.unsaved:
-            await self._host.save(entity.context, None, alone=True)
+            await self._host.saver.save(entity.context, None, alone=True)
         entry.fired.pop(activation.key, None)
 
     async def _call(
@@ -511,7 +509,7 @@ class Reminding:
         reminders.record = change(reminders.record)
         handled = self._host.runner.handling(activation)
         if self._host.kind.states is None or handled is None:
-            await self._host.save(context, None, alone=True)
+            await self._host.saver.save(context, None, alone=True)
         else:
             await asyncio.sleep(0)  # the handler waits, so the runner sees its end in `carried`
             context._acting("remind")
@@ -519,7 +517,7 @@ class Reminding:
     async def store(self, context: Any, value: Any) -> Any:
         """Store the reminders that a handler has set and not saved. Returns `value`, which the
         handler has returned."""
-        await self._host.save(context, None, alone=True)
+        await self._host.saver.save(context, None, alone=True)
         return value
 
     def is_unsaved(self, activation: Activation) -> bool:
@@ -593,7 +591,7 @@ class Reminding:
             names = [one for one in names if one in reminders.record.entries]
             reminders.record = reminders.record.without(names)
             if names:
-                await host.save(entity.context, None, alone=True)
+                await host.saver.save(entity.context, None, alone=True)
             if not cancelled.done():
                 cancelled.set_result(names)
 

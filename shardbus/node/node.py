@@ -601,7 +601,7 @@ class Node:
             UnknownEntityType: this application has no such type.
         """
         host = region_of(self.regions, entity_type).host
-        return {shard: sorted(ids) for shard, ids in host.ids_by_shard().items()}
+        return {shard: sorted(ids) for shard, ids in host.activations.ids_by_shard().items()}
 
     # ---- the end
 

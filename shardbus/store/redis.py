@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import time
 from collections import defaultdict
 from collections.abc import (
     AsyncIterator,
@@ -49,7 +48,7 @@ from shardbus.store.migration import Declared, Migration
 from shardbus.store.node_registry import RESERVED, SHARD
 from shardbus.store.placement import UNFINISHED, UNRECORDED, shard_function
 from shardbus.store.protocol import Due, Lease, Save, StoredTable, new_identity
-from shardbus.store.redis_check import REPEAT_S, check_access, check_server
+from shardbus.store.redis_check import REPEAT_S
 from shardbus.store.redis_cluster import ClusterLink, ClusterMap
 from shardbus.store.redis_journals import RedisJournals
 from shardbus.store.redis_keys import PLAIN, VERSION, RedisKeys, quoted, slot_of
@@ -59,6 +58,7 @@ from shardbus.store.redis_packing import Value
 from shardbus.store.redis_parts import CHUNK_BYTES, CHUNK_WRITES, cut, rounds, settle
 from shardbus.store.redis_scan import KeyScan
 from shardbus.store.redis_scripts import FENCE_WIDTH, SESSION_WIDTH, Script
+from shardbus.store.redis_servers import RedisServers
 from shardbus.store.redis_urls import RedisUrl
 from shardbus.store.repair import RawFence, RawTable
 from shardbus.store.rows import (
@@ -68,8 +68,7 @@ from shardbus.store.rows import (
     fence_of,
     table_of,
 )
-from shardbus.store.server_clock import ServerClock, clock_offset
-from shardbus.store.server_watch import PROBE_S, ServerWatch
+from shardbus.store.server_watch import ServerWatch
 from shardbus.store.urls import mask_url
 
 log = GuardedLog("shardbus.store")
@@ -103,18 +102,10 @@ class RedisStore:
         parsed = RedisUrl.parse(url)
         self._keys = RedisKeys(prefix)
         self._prefix = prefix
-        self._timeout = timeout
         self._shown = mask_url(url)
-        self._durability, self._replicas = parsed.durability, parsed.replicas
-        self._connect = connect or parsed.connector(timeout)
-        self._marks: dict[str, bytes] = {}
-        """The text that each key of a probe had last."""
+        self._replicas = parsed.replicas
+        connect = connect or parsed.connector(timeout)
         one = parsed.kind != "redis+cluster"
-        self._clock = ServerClock(2 * PROBE_S) if one else None
-        self.clock_offset: float | None = None
-        self._watch = ServerWatch(
-            self._shown, self._probe, self._find_problems, check_every=check_every
-        )
         self._session = RedisSession(secrets.token_hex(SESSION_WIDTH // 2), self._shown)
         self._on_new_server: Callable[[], None] = lambda: None
         self._session.on_new_server = self._new_server
@@ -126,8 +117,7 @@ class RedisStore:
         """The second and the third only for loads and saves, while those before are busy."""
         if one:
             self._links = [
-                RedisLink(self._connect, self._session, timeout=timeout)
-                for _ in range(QUICK_WRITERS)
+                RedisLink(connect, self._session, timeout=timeout) for _ in range(QUICK_WRITERS)
             ]
         else:
             connect_to = connect_to or parsed.node_connector(timeout)
@@ -141,8 +131,14 @@ class RedisStore:
                 ClusterLink(slots, self._session, timeout=timeout) for _ in range(WRITERS)
             ]
         self._link = self._links[0]
+        self._servers = RedisServers(
+            self._link, self._session, self._keys, connect, self._map, parsed.durability, timeout
+        )
+        self._watch = ServerWatch(
+            self._shown, self._servers.probe, self._servers.find_problems, check_every=check_every
+        )
         self._loads: dict[int, LoadGroup] = defaultdict(lambda: LoadGroup(self._load_all))
-        self._scan = KeyScan(self._connect, self._shown, timeout=timeout, one=one)
+        self._scan = KeyScan(connect, self._shown, timeout=timeout, one=one)
         self._with_list: set[tuple[str, str]] = set()
         """The shards that are known to be among those with a list."""
         self._shard_of: dict[str, Callable[[str], str] | None] = {}
@@ -153,22 +149,7 @@ class RedisStore:
         )
 
     async def start(self) -> None:
-        fsync = False
-        await self._find_masters()
-        for connect, shown in self._masters():
-            client = connect()
-            try:
-                syncs, warnings = await check_server(client, shown, self._durability, self._timeout)
-            finally:
-                await _close(client)
-            fsync = fsync or syncs
-            for warning in warnings:
-                log.warning("%s", warning)
-        client = self._connect()
-        try:
-            await check_access(client, self._prefix, self._shown, self._timeout)
-        finally:
-            await _close(client)
+        fsync = await self._servers.check(self._prefix)
         for link in self._links:
             if isinstance(link, ClusterLink):
                 link.open(fsync=fsync, replicas=self._replicas)
@@ -180,7 +161,7 @@ class RedisStore:
                     self.journals.answer_at_once()
         await self._check_version()
         with contextlib.suppress(StoreUnavailable):  # The mark is known from the start.
-            await self._probe()
+            await self._servers.probe()
         self._watch.start()
 
     async def _check_version(self) -> None:
@@ -203,36 +184,6 @@ class RedisStore:
             hint="use the release that wrote them, or a later one",
         )
 
-    def _masters(self) -> list[tuple[Callable[[], RedisClient], str]]:
-        """Return how to connect to each master, and its name for people."""
-        slots = self._map
-        if slots is None:
-            return [(self._connect, self._shown)]
-        masters = sorted(slots.masters)
-        return [
-            (lambda at=at: slots.connect(at), f"{at} of {self._shown}")  # type: ignore[misc]
-            for at in masters
-        ]
-
-    async def _find_masters(self) -> None:
-        """Request the map of a cluster.
-
-        Raises:
-            ConfigError: no node answers this user, or none is of a cluster.
-            StoreUnavailable: no node answers.
-        """
-        if self._map is None:
-            return
-        try:
-            await self._map.refresh()
-        except StoreUnavailable:
-            trouble = self._map.trouble
-            if trouble.again:
-                raise
-            raise ConfigError(
-                f"store.url: {self._shown} {trouble.what}", hint=trouble.hint
-            ) from None
-
     async def close(self) -> None:
         await self._watch.close()
         for link in self._links:
@@ -253,61 +204,12 @@ class RedisStore:
         self._on_new_server()
 
     @property
+    def clock_offset(self) -> float | None:
+        return self._servers.clock_offset
+
+    @property
     def problems(self) -> tuple[str, ...]:
         return self._watch.problems
-
-    async def _probe(self) -> None:
-        """Call the server, and notice whether it is another one, or has lost all keys. A proxy may
-        keep the connection when it changes the server, and FLUSHALL does not restart one."""
-        mark = secrets.token_hex(8)
-        asked_at, began = machine_clock(), time.time()
-        key = self._keys.probe
-        found, run_id, server_ms = await self._link.call(scripts.PROBE, (key,), mark)
-        server = int(server_ms) / 1000
-        self.clock_offset = clock_offset(server, began, time.time())
-        if self._clock is not None:
-            self._clock.observe(server, asked_at)
-        lost = self._marked(key, found)
-        if self._map is not None and isinstance(self._link, ClusterLink):
-            await self._map.refresh()
-            await asyncio.gather(
-                *(self._probe_master(self._link, at) for at in self._map.masters),
-                return_exceptions=True,
-            )
-        elif run_id and not lost:
-            self._session.meet(run_id.decode())
-
-    async def _probe_master(self, link: ClusterLink, master: Address) -> None:
-        """Notice whether a master of a cluster is another server, or has lost all keys."""
-        assert self._map is not None
-        key, text = self._map.mark(master), secrets.token_hex(8)
-        found, run_id, _ = await link.call_at(master, scripts.PROBE, (key,), text)
-        if not self._marked(key, found) and run_id:
-            self._session.meet(run_id.decode(), master)
-
-    def _marked(self, key: str, found: bytes) -> bool:
-        """Keep the mark of a probe. Returns True if the keys were lost since the last one."""
-        before, self._marks[key] = self._marks.get(key), found
-        if before is None or before == found:
-            return False
-        self._new_server()
-        return True
-
-    async def _find_problems(self) -> tuple[str, ...]:
-        """Return the faults in the servers' settings."""
-        problems: tuple[str, ...] = ()
-        for connect, shown in self._masters():
-            client = connect()
-            try:
-                await check_server(client, shown, self._durability, self._timeout)
-            except ConfigError as error:
-                problems += (str(error),)
-            except StoreUnavailable:
-                if self._map is None:
-                    raise
-            finally:
-                await _close(client)
-        return problems
 
     async def identity(self, known: str = "") -> str:
         text, force = known or new_identity(), "1" if known else "0"
@@ -753,7 +655,8 @@ class RedisStore:
     def _limit(self, ttl: float) -> Value:
         """Return the server's time at which a lease may be taken as ended, in ms; empty if only the
         server knows."""
-        limit = self._clock.limit(ttl, machine_clock()) if self._clock is not None else None
+        clock = self._servers.clock
+        limit = clock.limit(ttl, machine_clock()) if clock is not None else None
         return "" if limit is None else _milliseconds(limit)
 
     async def _remember(
@@ -825,8 +728,3 @@ def _wide(number: int) -> str:
 
 def _milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
-
-
-async def _close(client: RedisClient) -> None:
-    with contextlib.suppress(Exception):
-        await client.aclose()

@@ -108,7 +108,7 @@ class AppNode(SimNode):
         region = self.node.regions[name]
         if region.entity_type.interface.instances is None:
             return region.host.find(entity_id, region.router.shard_of(entity_id))
-        for shard, keys in region.host.ids_by_shard().items():
+        for shard, keys in region.host.activations.ids_by_shard().items():
             for key in keys:
                 if split_row(key)[0] == entity_id:
                     return region.host.find(key, shard)

@@ -173,7 +173,7 @@ async def probed(server: RedisServer) -> AsyncIterator[tuple[RedisStore, list[st
     await store.start()
     met: list[str] = []
     on_new_server(store, lambda: met.append("another"))
-    await store._probe()
+    await store._servers.probe()
     yield store, met
     await store.close()
 
@@ -181,12 +181,12 @@ async def probed(server: RedisServer) -> AsyncIterator[tuple[RedisStore, list[st
 async def test_a_server_that_was_emptied_is_noticed(own_redis: RedisServer) -> None:
     """FLUSHALL restarts nothing."""
     async with probed(own_redis) as (store, met):
-        await store._probe()
+        await store._servers.probe()
         assert met == []
         with own_redis.client() as client:
             client.flushall()
-        await store._probe()
-        await store._probe()
+        await store._servers.probe()
+        await store._servers.probe()
         assert met == ["another"]
 
 
@@ -195,7 +195,7 @@ async def test_a_server_behind_a_connection_that_has_ended_is_noticed(
 ) -> None:
     async with probed(own_redis) as (store, met):
         await asyncio.to_thread(own_redis.restart)
-        await store._probe()
+        await store._servers.probe()
         assert met == ["another"]
 
 
@@ -211,7 +211,7 @@ async def test_another_server_behind_the_same_connection_is_noticed(
             return mark, b"another", now
 
         monkeypatch.setattr(store._link, "call", elsewhere)
-        await store._probe()
+        await store._servers.probe()
         assert met == ["another"]
 
 

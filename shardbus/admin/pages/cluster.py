@@ -161,7 +161,7 @@ async def types(admin: Administration) -> Json:
             "coordinator": text_of(region.coordinator),
             "active_entity_limit": region.host.passivator.limit,
             "entities_here": region.host.entities,
-            "state_bytes_here": sizes.total if (sizes := region.host.state_sizes) else None,
+            "state_bytes_here": sizes.total if (sizes := region.host.saver.sizes) else None,
         }
         for name, region in admin.node.regions.items()
     ]
@@ -252,9 +252,9 @@ def answer_stats(admin: Administration) -> dict[str, dict[str, int]]:
 def answer_state_bytes(admin: Administration) -> dict[str, int]:
     """Entity types with state to the bytes of the states of their entities in memory here."""
     return {
-        name: region.host.state_sizes.total
+        name: region.host.saver.sizes.total
         for name, region in admin.node.regions.items()
-        if region.host.state_sizes is not None
+        if region.host.saver.sizes is not None
     }
 
 

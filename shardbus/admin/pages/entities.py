@@ -199,7 +199,7 @@ async def answer_entities(
     limit = max(0, min(limit, PAGE_MAX + 1))
     with admin.list_of_entities():
         first: list[tuple[str, str]] = []
-        for part in host.walk(SLICE):
+        for part in host.activations.walk(SLICE):
             matching = [
                 (i, s)
                 for i, s in part

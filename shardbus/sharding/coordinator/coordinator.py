@@ -32,6 +32,7 @@ The parts, each in a module of its own:
     moves         all moves under way, and those planned
     rebalancing   when to plan, how fast to move
     load_estimates the cost of shards, and the spare capacity of nodes
+    placing       the questions to the strategy
     starts, stops shards that must start, shards that an operator stops
     instance_rows the number of instances of a type, and its rows
     outbox        messages of one turn, and requests for homes
@@ -46,7 +47,7 @@ B.57, B.63-B.65, N.1, N.5.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.ids import NodeId
@@ -63,14 +64,13 @@ from shardbus.sharding.coordinator.history import ShardHistory
 from shardbus.sharding.coordinator.instance_rows import InstanceRows
 from shardbus.sharding.coordinator.ledger import (
     CONFIRM_S,
-    Homeless,
     Ledger,
     PendingWrite,
     WantedHome,
-    no_hosts,
 )
 from shardbus.sharding.coordinator.moves import Moves
 from shardbus.sharding.coordinator.outbox import HomeMessage, HomeRequests, Outbox
+from shardbus.sharding.coordinator.placing import Placing
 from shardbus.sharding.coordinator.rebalancing import COALESCE_S, Rebalancing
 from shardbus.sharding.coordinator.registry import LOSS_PATIENCE, Registrar, Registry
 from shardbus.sharding.coordinator.starts import TRIES, PendingStarts
@@ -81,16 +81,11 @@ from shardbus.sharding.instances import Instances, split_row
 from shardbus.sharding.messages import Home, PartitionChange, ShardMove
 from shardbus.sharding.overrides import Overrides
 from shardbus.sharding.table import (
-    ShardHomeAllocated,
-    ShardHomeDeallocated,
     ShardTable,
-    TableEvent,
 )
 from shardbus.sharding.timers import Timers
 
 GRACE, WRITE, CONFIRM = "grace", "write", "confirm"
-HOMES = "homes"
-"""The question for the homes of homeless shards."""
 WHY_MAX = 300
 """Characters of a store's error in the reason for which a shard has no home."""
 
@@ -134,6 +129,7 @@ class Coordinator:
             rows=rows,
             threaded=threaded,
         )
+        self._placing = Placing(self._registry, self._ledger, self._direct, self.rebalancing)
         self._stops = PendingStops(self._ledger, self._moves)
         self._timers: Timers[str] = Timers()
         self._home_requests = HomeRequests(self._outbox)
@@ -304,7 +300,8 @@ class Coordinator:
             self._begin(move.shard, HandoffPurpose.REBALANCE, move.target, now)
         self._end_direct_moves({}, now)
         self._direct.reassert()
-        self._plan(now)
+        if (writing := self._placing.plan(now)) is not None:
+            self._persist(writing)
         self._answer(now)
         self._effects += self._outbox.drain(self.epoch)
         registered = self._registry.registered.__contains__
@@ -516,34 +513,6 @@ class Coordinator:
             self._effects += self._outbox.drain(self.epoch)
             self._effects += self._epoch_claim.stop("handed over")
 
-    def _plan(self, now: float) -> None:
-        hosts = no_hosts if self._registry.why_not(now) else self._registry.hosts
-        writing = self._ledger.plan(self._place, hosts)
-        if writing is not None:
-            self._persist(writing)
-
-    def _place(self, homeless: Homeless) -> Mapping[str, NodeId] | None:
-        """Return the strategy's nodes for homeless shards, None if it has not answered yet. A late
-        answer may be for other shards, and name nodes that are gone: it is asked again."""
-        loads = self.rebalancing.loads()
-
-        def question(strategy: AllocationStrategy) -> tuple[Homeless, dict[str, NodeId]]:
-            return homeless, homeless.place(strategy, loads)
-
-        answer = self.rebalancing.ask(HOMES, question)
-        if answer is None:
-            return None
-        asked, found = answer
-        if asked is homeless:
-            return found
-        nodes, known = homeless.able(), dict.fromkeys(asked.shards)
-        fit = {shard: node for shard, node in found.items() if node in nodes}
-        complete = len(fit) == len(found) and all(shard in known for shard in homeless.shards)
-        if not fit and not complete:
-            self.rebalancing.ask(HOMES, question)
-            return None
-        return fit
-
     def _persist(self, writing: PendingWrite) -> None:
         self._effects.append(ev.Persist(writing.op_id, self.epoch, writing.stored()))
 
@@ -580,7 +549,7 @@ class Coordinator:
         """Begin to move the shards that may leave this node now."""
         changing = self._ledger.changing()
         shards = self._moves.may_leave(self.table.shards_at(node), changing, now)
-        targets = self._targets_of(shards, node, now) if self._direct.used else {}
+        targets = self._placing.leaving(shards, node, now) if self._direct.used else {}
         if targets is None:
             return  # the strategy's answer comes in a later turn
         for shard in shards:
@@ -600,7 +569,7 @@ class Coordinator:
         stops = purpose is HandoffPurpose.STOP
         if not stops and self._direct.takes(shard):
             if target is None and self.rebalancing.calls is None:
-                target = (self._targets_of([shard], home.node, now) or {}).get(shard)
+                target = (self._placing.leaving([shard], home.node, now) or {}).get(shard)
             if target is not None and target != home.node:
                 self._direct.begin(home, target, purpose.value, registered, now)
                 return
@@ -609,24 +578,6 @@ class Coordinator:
         if purpose is not HandoffPurpose.REBALANCE:
             target = None
         self._moves.begin(home, purpose, target, registered, now)
-
-    def _targets_of(self, shards: list[str], node: NodeId, now: float) -> dict[str, NodeId] | None:
-        """Return where the strategy places shards that must leave a node; none if nowhere, None if
-        it has not answered yet. Shards that are on their way count where they go."""
-        nodes = tuple(other for other in self._registry.hosts((node,)) if other != node)
-        if not shards or not nodes or self._registry.why_not(now):
-            return {}
-        table = self._ledger.table
-        events: list[TableEvent] = [ShardHomeDeallocated(shard) for shard in shards]
-        for move in self._direct.in_flight():
-            if move.target in table.regions and move.shard in table.homes:
-                there = Home(move.shard, move.target, table.homes[move.shard].fence)
-                events += [ShardHomeDeallocated(move.shard), ShardHomeAllocated(there)]
-        table, loads = table.updated_all(events), self.rebalancing.loads()
-        found = self.rebalancing.ask(
-            ("leaving", node), lambda strategy: strategy.allocate(table, loads, shards, nodes)
-        )
-        return None if found is None else {s: found[s] for s in found if found[s] in nodes}
 
     def _on_freed(self, handoff: Handoff) -> None:
         """Get a new home for a shard that stopped, unless an operator stopped it or no region may

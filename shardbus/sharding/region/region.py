@@ -40,11 +40,12 @@ from shardbus.sharding.messages import CarriedEntity, Home, ShardMove
 from shardbus.sharding.region.incoming_moves import IncomingMoves
 from shardbus.sharding.region.outgoing_moves import OutgoingMoves, mode_of
 from shardbus.sharding.region.registration import Registration
-from shardbus.sharding.region.requested_homes import ASKED
+from shardbus.sharding.region.reports import CoordinatorReports
 from shardbus.sharding.region.route import Absence, BufferedMessage
 from shardbus.sharding.region.routing import Routing
 from shardbus.sharding.region.shutdown import RegionShutdown, ShutdownStep
 from shardbus.sharding.region.table_gossip import TableGossip
+from shardbus.sharding.region.watchers import Watchers
 
 
 class HostedState(Enum):
@@ -98,9 +99,12 @@ class ShardRegion:
         """Commands that wait for the end of an incoming move."""
         self._hosted: dict[str, HostedShard] = {}
         self._stopped: dict[str, int] = {}
-        self._started_now: dict[str, Home] = {}
-        self._stopped_now: dict[str, Home] = {}
-        self._watchers: dict[NodeId, None] = {}
+        self._reports = CoordinatorReports(
+            me, self._routing, self._outgoing, self._incoming, self._out
+        )
+        self._watchers = Watchers(
+            me, self._registration, self._routing, self.table_gossip, self._out
+        )
         self._shutdown = RegionShutdown(settings.handoff_timeout, settings.retry_interval)
         self._turn_at: float | None = None
 
@@ -202,7 +206,7 @@ class ShardRegion:
             case ev.ShardDown(shard, left, carried):
                 self._on_down(shard, left, now, carried)
             case ev.NodeGone(node, returned):
-                self._watchers.pop(node, None)
+                self._watchers.forget(node)
                 returned = self._outgoing.refuse_returned(node, returned)
                 self._outgoing.on_node_gone(node)
                 self._routing.on_node_gone(node, returned, now)
@@ -244,8 +248,10 @@ class ShardRegion:
             self._take_up_deferred(now)
         self.table_gossip.tick(now)
         self._routing.pass_to_instances()
-        self._report(self._routing.due_requests(now))
-        self._inform_watchers()
+        requests = self._routing.due_requests(now)
+        if self._registration.coordinator is not None:
+            self._reports.send(requests)
+        self._watchers.inform()
         self._shut_down(now)
         return self._take_effects()
 
@@ -278,8 +284,7 @@ class ShardRegion:
             case msg.InstanceCount(epoch, count):
                 if self._obeys(sender, epoch, now) and count != self._routing.instances:
                     self._routing.set_instances(count)
-                    for watcher in self._watchers:
-                        self._send_count(watcher)
+                    self._watchers.send_count()
             case msg.HostShard(epoch, homes, behind):
                 if self._obeys(sender, epoch, now):
                     before = {home.shard: home for home in behind}
@@ -309,7 +314,7 @@ class ShardRegion:
                 if node == self._me and sender == self._registration.coordinator:
                     self._shutdown.confirm()
             case msg.GetShardHome(shards):
-                self._on_request(sender, shards, now)
+                self._watchers.on_request(sender, shards, now)
             case msg.TableStatus():
                 self.table_gossip.on_status(sender, message, now)
             case msg.TableState():
@@ -516,7 +521,7 @@ class ShardRegion:
             self._incoming.on_host(home)
             self._routing.on_home(home, epoch, now)
         elif home.fence == hosted.fence and hosted.state is HostedState.RUNNING:
-            self._started_now[shard] = home
+            self._reports.started[shard] = home
         elif home.fence > hosted.fence:
             hosted.restart_fence = max(hosted.restart_fence, home.fence)
             self._stop(shard, hosted, now)
@@ -546,31 +551,6 @@ class ShardRegion:
             self._stop(shard, hosted, now)
         self._routing.refuse()
 
-    def _on_request(self, sender: NodeId, shards: tuple[str, ...], now: float) -> None:
-        """Answer a client with the homes known, and report later ones to it."""
-        if sender != self._me and sender not in self._watchers:
-            self._watchers[sender] = None
-            self._send_count(sender)
-            if self.table_gossip.state is not None:
-                shards = tuple(dict.fromkeys((*shards, *self._routing.known_shards())))
-        known = {shard: home for shard in shards if (home := self.home_of(shard)) is not None}
-        if known:
-            homes = tuple(known.values())
-            self._out.append(ev.Send(sender, msg.ShardHomes(self.epoch, homes)))
-        unknown: dict[str, list[str]] = {}
-        for shard in shards:
-            if shard not in known:
-                why = self._routing.requests.why_waiting(shard) or ASKED
-                unknown.setdefault(why, []).append(shard)
-                self._routing.watch(shard, now)
-        for why, waiting in unknown.items():
-            self._out.append(ev.Send(sender, msg.Wait(self.epoch, tuple(waiting), why)))
-
-    def _send_count(self, watcher: NodeId) -> None:
-        """Send the number of instances to a client, if it is known."""
-        if count := self._routing.instances:
-            self._out.append(ev.Send(watcher, msg.InstanceCount(self.epoch, count)))
-
     # Shards on this node.
 
     def _start(self, home: Home, epoch: int, now: float) -> None:
@@ -596,7 +576,7 @@ class ShardRegion:
             return
         hosted.state = HostedState.RUNNING
         self._outgoing.on_running(shard)
-        self._started_now[shard] = Home(shard, self._me, hosted.fence)
+        self._reports.started[shard] = Home(shard, self._me, hosted.fence)
         if not self._incoming.on_running(shard, now):
             self._routing.on_shard_running(shard, hosted.fence)
 
@@ -622,7 +602,7 @@ class ShardRegion:
         if hosted.restart_fence:
             self._restart(shard, hosted.restart_fence)
         else:
-            self._stopped_now[shard] = Home(shard, self._me, self._stopped[shard])
+            self._reports.stopped[shard] = Home(shard, self._me, self._stopped[shard])
 
     def _restart(self, shard: str, fence: int) -> None:
         self._hosted[shard] = HostedShard(fence)
@@ -632,55 +612,7 @@ class ShardRegion:
         if self._outgoing.has_left(home):
             return  # it may run at its new home
         self._stopped[home.shard] = max(self._stopped.get(home.shard, 0), home.fence)
-        self._stopped_now[home.shard] = home
-
-    # Messages at the end of a turn.
-
-    def _report(self, requests: tuple[str, ...]) -> None:
-        if self._registration.coordinator is None:
-            return
-        if requests:
-            self._tell_coordinator(msg.GetShardHome(requests))
-        started, self._started_now = self._started_now, {}
-        acks, self._routing.acks = self._routing.acks, {}
-        stopped, self._stopped_now = self._stopped_now, {}
-        if self._me is None:
-            return
-        self._report_moves(self._me)
-        if started:
-            self._tell_coordinator(msg.ShardStarted(tuple(started.values())))
-        if acks:
-            self._tell_coordinator(msg.BeginHandOffAck(self._me, tuple(acks.values())))
-        if stopped:
-            left = tuple(shard for shard in stopped if self._routing.has_leftovers(shard))
-            self._tell_coordinator(msg.ShardStopped(self._me, tuple(stopped.values()), left))
-
-    def _report_moves(self, me: NodeId) -> None:
-        outgoing, incoming = self._outgoing, self._incoming
-        if outgoing.reports:
-            self._tell_coordinator(msg.ShardMoved(me, tuple(outgoing.reports.values())))
-            outgoing.reports = {}
-        if outgoing.refused:
-            self._tell_coordinator(msg.MoveRefused(me, tuple(outgoing.refused.values())))
-            outgoing.refused = {}
-        if incoming.complete:
-            self._tell_coordinator(msg.MoveComplete(me, tuple(incoming.complete.values())))
-            incoming.complete = {}
-
-    def _inform_watchers(self) -> None:
-        """Report new homes to clients. A move in a mode without an order is reported as such: a
-        client needs no Flush for it."""
-        moved, self._routing.unordered = self._routing.unordered, {}
-        homes, self._routing.new_homes = self._routing.new_homes, {}
-        for watcher in self._watchers:
-            for mode, moves in moved.items():
-                self._out.append(
-                    ev.Send(watcher, msg.HomesMoved(self.epoch, mode, tuple(moves.values())))
-                )
-            if homes:
-                self._out.append(
-                    ev.Send(watcher, msg.ShardHomes(self.epoch, tuple(homes.values())))
-                )
+        self._reports.stopped[home.shard] = home
 
     # Shutdown.
 

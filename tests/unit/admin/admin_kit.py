@@ -85,7 +85,8 @@ class Host:
         self.passivator = SimpleNamespace(limit=500, evicted=3)
         self.parts: list[list[tuple[str, str]]] = []
         self.takes_limits = True
-        self.state_sizes = SimpleNamespace(total=250)
+        self.saver = SimpleNamespace(sizes=SimpleNamespace(total=250))
+        self.activations = SimpleNamespace(walk=self.walk)
         self.deaf = SimpleNamespace(count=0, named=list)
         self.wall_clock = lambda: 1000.0
         self.deliveries = SimpleNamespace(poison=[])

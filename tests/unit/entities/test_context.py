@@ -431,5 +431,5 @@ async def test_the_size_of_a_state_is_forgotten_with_its_activation() -> None:
     await cut_off(b, cls)
     store.gate.set()
     await late
-    assert b.host.state_sizes is not None
-    assert b.host.state_sizes.total == 0
+    assert b.host.saver.sizes is not None
+    assert b.host.saver.sizes.total == 0

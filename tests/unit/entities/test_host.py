@@ -4,14 +4,14 @@ incarnation."""
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from shardbus import Entity, ShardBus, StopReason, handler
 from shardbus.entities.activation import Shard
-from shardbus.entities.host import INDEX_S, Host
+from shardbus.entities.activation_table import INDEX_S, ActivationTable
 from shardbus.errors import LocalProtocolError, Unhandled
 from shardbus.wire.schema import encode_value
 from tests.unit.entities.entity_kit import Asker, Bench, Log, LogEntity
@@ -475,8 +475,10 @@ async def test_all_entities_are_looked_through_once_for_all_shards_that_move(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[int] = []
-    make = Host._make_index
-    monkeypatch.setattr(Host, "_make_index", lambda host: (made.append(1), make(host))[1])
+    make = ActivationTable._make_index
+    monkeypatch.setattr(
+        ActivationTable, "_make_index", lambda table: (made.append(1), make(table))[1]
+    )
     b = bench()
     timers: list[tuple[float, Any]] = []
     later = b.host.loop.call_later
@@ -568,12 +570,13 @@ def test_a_walk_names_each_entity_once_in_parts() -> None:
                 looked.append(name)
             return object.__getattribute__(self, name)
 
-    host: Any = SimpleNamespace(active={}, shards={str(n): Shard(str(n), 1) for n in range(100)})
+    shards = {str(n): Shard(str(n), 1) for n in range(100)}
+    table = ActivationTable(Mock(), shards)
     for n in range(1000):
-        hosted = host.shards[str(n % 100)]
-        home = host.active if n % 2 else hosted.activations
+        hosted = shards[str(n % 100)]
+        home: dict[str, Any] = table.active if n % 2 else hosted.activations
         home[f"e{n}"] = Counted(f"e{n}", hosted)
-    parts = list(Host.walk(host, 64))
+    parts = list(table.walk(64))
     rows = [row for part in parts for row in part]
     assert sorted(rows) == sorted((f"e{n}", str(n % 100)) for n in range(1000))
     assert max(map(len, parts)) == 64

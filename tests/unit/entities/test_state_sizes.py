@@ -85,7 +85,7 @@ async def test_a_type_may_compress_its_states() -> None:
 
 async def test_the_size_of_each_state_in_memory_is_counted() -> None:
     async with EntityProbe(Note, "n", state=Text("x" * 100)) as probe:
-        sizes = probe._host.state_sizes
+        sizes = probe._host.saver.sizes
         assert sizes is not None
         assert sizes.total == 0
         await probe.ask("read")

@@ -553,7 +553,7 @@ async def test_T_SU22_no_order_of_commands_recovery_and_stop_message_loses_a_com
     bus.entity("account", stop_message="stop")(Account)
     Account.recovered, Account.done = asyncio.Event(), []
     b, keeper = Bench(bus), Keeper()
-    b.host._keeper = b.host.runner._supervisor._keeper = keeper
+    b.host.saver._keeper = b.host._keeper = b.host.runner._supervisor._keeper = keeper
     later = []
     for step in order:
         match step:
@@ -571,7 +571,7 @@ async def test_T_SU22_no_order_of_commands_recovery_and_stop_message_loses_a_com
             await turns(20)
     await b.stopped()
     home = Bench(bus)
-    home.host._keeper = home.host.runner._supervisor._keeper = keeper
+    home.host.saver._keeper = home.host._keeper = home.host.runner._supervisor._keeper = keeper
     for n in later:
         home.tell("e", "store", n)
     await until(lambda: Account.done == [1, 2], "both commands")

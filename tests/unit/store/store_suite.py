@@ -78,7 +78,7 @@ async def by_hand(store: Any, what: str, *row: str) -> bool:
                 )
             )
         case RedisStore() if what == "fence":
-            client = store._connect()
+            client = store._servers.connect()
             key = store._keys.entity("counter", "7", row[0])
             await client.hset(key, "v", f"{row[1]:>19}{'0' * 41}")
             with contextlib.suppress(Exception):
@@ -103,7 +103,7 @@ async def by_hand(store: Any, what: str, *row: str) -> bool:
                 )
             )
         case RedisStore():
-            client = store._connect()
+            client = store._servers.connect()
             head, homes = store._keys.table("counter")
             if what == "epoch":
                 await client.hset(head, "epoch", row[0])

@@ -84,7 +84,7 @@ async def set_fence(store: Any, entity_id: str, value: object) -> None:
         text = "UPDATE @entity SET fence = ? WHERE type = 'counter' AND id = ?"
         await run_sql(store, text, value, entity_id)
         return
-    client, key = store._connect(), store._keys.entity("counter", "7", entity_id)
+    client, key = store._servers.connect(), store._keys.entity("counter", "7", entity_id)
     signed = (await client.hget(key, "v"))[19:]
     await client.hset(key, "v", str(value).zfill(19).encode() + signed)
 
@@ -93,7 +93,7 @@ async def set_list_fence(store: Any, shard: str, value: object) -> None:
     if not isinstance(store, RedisStore):
         await run_sql(store, "UPDATE @shard_fence SET fence = ?", value)
         return
-    await store._connect().hset(
+    await store._servers.connect().hset(
         store._keys.remembered("counter", shard)[0], "v", str(value).zfill(19) + "x" * 25
     )
 
@@ -191,7 +191,7 @@ async def test_an_unreadable_layout_is_removed_with_all_homes(store: Any) -> Non
     if not isinstance(store, RedisStore):
         await run_sql(store, "UPDATE @shard_table SET layout = ?", "a\nb")
     else:
-        await store._connect().hset(store._keys.table("counter")[0], "layout", b"\xff")
+        await store._servers.connect().hset(store._keys.table("counter")[0], "layout", b"\xff")
     with pytest.raises(StoreError, match="damaged"):
         await store.load_table("counter")
     await repair(store, "counter", write=True)
@@ -206,7 +206,7 @@ async def test_entities_without_a_table_are_not_ahead_of_the_first_epoch(store: 
         for table in ("shard_table", "home"):
             await run_sql(store, f"DELETE FROM @{table}")
     else:
-        await store._connect().delete(*store._keys.table("counter"))
+        await store._servers.connect().delete(*store._keys.table("counter"))
     assert (await repair(store, "counter", write=True)).fences == len(IDS) + 1
     await the_next_cluster_works(store, IDS, epoch=1)
 
