@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from shardbus import ShardBus, StopReason, handler
+from shardbus.entities import remembering
 from shardbus.errors import StaleFence, StoreUnavailable, Unhandled
 from shardbus.store.memory import MemoryData, MemoryStore
 from tests.unit.entities.entity_kit import Bench, ListStore, Log, LogEntity
@@ -278,7 +279,11 @@ async def test_S2_77_TSU11_every_strategy_starts_all_remembered_entities(
     assert again.host.waiting_starts == 0
 
 
-async def test_S2_78_TSU11_the_constant_strategy_starts_a_number_at_a_time() -> None:
+@pytest.mark.parametrize("turn", [3600.0, 0.0], ids=["in one turn", "in many turns"])
+async def test_S2_78_TSU11_the_constant_strategy_starts_a_number_at_a_time(
+    turn: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remembering, "TURN_S", turn)
     data = MemoryData()
     made, _ = await bench(data)
     await asyncio.gather(*(made.ask(f"e{n}", "hit", 1) for n in range(20)))
