@@ -48,7 +48,7 @@ class Starved:
     def __init__(self, seed: int, *, self_health: bool, starve: bool = True) -> None:
         detector = FailureDetectorSettings(self_health=self_health)
         self.world = World(seed, ClusterSettings(failure_detector=detector))
-        self.world.on_step = self._look
+        self.world.hooks.on_step = self._look
         self.dice = Random(f"starvation {seed}")
         self.removed = 0
         self.names = [f"n{i}" for i in range(1, NODES + 1)]
