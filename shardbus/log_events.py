@@ -249,7 +249,7 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ),
     ("outage", "the store %s %s%s"): _event("store_away", "store error -"),
     ("outage", "the store %s works again, after %.0f s"): _event("store_works", "store seconds"),
-    ("redis", "%s"): _event("store_settings"),
+    ("redis_servers", "%s"): _event("store_settings"),
     ("replicated", "the store %s waits for replicas: %s"): _event(
         "store_waits_for_replicas", "store replicas"
     ),

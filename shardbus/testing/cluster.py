@@ -89,7 +89,7 @@ class TestNode:
 
     def entities(self, kind: type | str) -> list[str]:
         """Return the ids of a type's entities in its memory."""
-        ids = self._host(kind).ids_by_shard().values() if self.runs else []
+        ids = self._host(kind).activations.ids_by_shard().values() if self.runs else []
         return sorted(entity_id for part in ids for entity_id in part)
 
     def entity(self, kind: type[E], entity_id: str) -> E | None:
