@@ -10,12 +10,12 @@ import pytest_asyncio
 
 from shardbus.testing.journal_suite import JournalSuite
 from shardbus.testing.store_suite import StoreFactory
-from tests.markers import long_only
+from tests.markers import soak_only
 from tests.replicas import Replicas
 
 
 class TestReplicatedJournals(JournalSuite):
-    @pytest_asyncio.fixture(params=[(3, 1), *long_only((5, 2))], ids=str)
+    @pytest_asyncio.fixture(params=[(3, 1), *soak_only((5, 2))], ids=str)
     async def store_factory(
         self, request: pytest.FixtureRequest, tmp_path: Path
     ) -> AsyncIterator[StoreFactory]:

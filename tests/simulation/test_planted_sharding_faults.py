@@ -14,6 +14,7 @@ import pytest
 
 from shardbus.simulation.nodes.options import NodeOptions, draw_node_options
 from shardbus.simulation.nodes.run import simulate_nodes
+from tests.markers import long_only, soak_only
 from tests.simulation import sharding_defects as defects
 
 SEEDS = 60
@@ -208,8 +209,7 @@ def test_without_its_defect_a_run_that_finds_it_is_sound(
     sought(planted, (planted.seed, *range(SEEDS)), monkeypatch)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("planted", COSTLY, ids=name_of)
+@pytest.mark.parametrize("planted", [*long_only(COSTLY[0]), *soak_only(*COSTLY[1:])], ids=name_of)
 def test_a_costly_planted_defect_is_found(planted: Planted, monkeypatch: Patch) -> None:
     sought(planted, (planted.seed, *range(4 * SEEDS)), monkeypatch)
 
