@@ -18,7 +18,15 @@ from shardbus_cli import output
 from shardbus_cli.app_and_cluster import NamedCluster
 from shardbus_cli.data import opened, refuse_if_running
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
-from shardbus_cli.parameters import NODE_URL, AppOfCluster, ClusterName, Json, NodeUrl, StoreUrl
+from shardbus_cli.parameters import (
+    NODE_URL,
+    AppOfCluster,
+    ClusterName,
+    Json,
+    Limit,
+    NodeUrl,
+    StoreUrl,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -42,7 +50,7 @@ def show(
     entity_id: Id,
     store: StoreUrl,
     after: Annotated[int, typer.Option(min=0, help="Only events after this number.")] = 0,
-    limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 100,
+    limit: Limit = 100,
     cluster: ClusterName = None,
     app: AppOfCluster = None,
     node: NodeUrl = NODE_URL,

@@ -17,6 +17,7 @@ NodeUrl = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the JSON of the node.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Limit = Annotated[int, typer.Option(metavar="N", min=1, help="At most this many.")]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", "-c", metavar="FILE", help="TOML file of settings.")
 ]

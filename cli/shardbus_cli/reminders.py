@@ -13,7 +13,7 @@ import typer
 
 from shardbus_cli import output
 from shardbus_cli.node_http import NodeHttp
-from shardbus_cli.parameters import NODE_URL, AsJson, EntityId, EntityType, NodeUrl
+from shardbus_cli.parameters import NODE_URL, AsJson, EntityId, EntityType, Limit, NodeUrl
 
 app = typer.Typer(help="The reminders of entities, and their end.", no_args_is_help=True)
 
@@ -23,7 +23,7 @@ LISTED = 100
 @app.command("list")
 def list_(
     kind: EntityType,
-    limit: Annotated[int, typer.Option(metavar="N", min=1, help="At most this many.")] = LISTED,
+    limit: Limit = LISTED,
     node: NodeUrl = NODE_URL,
     as_json: AsJson = False,
 ) -> None:

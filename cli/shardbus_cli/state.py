@@ -31,6 +31,7 @@ from shardbus_cli.parameters import (
     EntityId,
     EntityType,
     Json,
+    Limit,
     MaybeStore,
     NodeUrl,
     StoreUrl,
@@ -64,7 +65,7 @@ def list_(
     store: MaybeStore = None,
     shard: Annotated[str, typer.Option(help="Only this shard; not with --store.")] = "",
     prefix: Annotated[str, typer.Option(help="Only ids that begin with this.")] = "",
-    limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = LISTED,
+    limit: Limit = LISTED,
     cursor: Annotated[
         str | None, typer.Option(help="Go on at this page; not with --store.")
     ] = None,

@@ -138,7 +138,7 @@ def status(
     """Show the replicas: whether each serves, its ring, rows, log, and why it waits."""
     import asyncio
 
-    settings = store_settings(file, store, assignments)
+    settings = store_settings(file, store, assignments, node)
     name = NamedCluster(cluster, app, node).name
     found = asyncio.run(_ask(settings, name, peers_of(settings)))
     if as_json:
@@ -177,7 +177,7 @@ def add(
     Repeating it changes nothing."""
     from shardbus.store.ring_change import adding
 
-    settings = store_settings(file, store, assignments)
+    settings = store_settings(file, store, assignments, node)
     _change(settings, NamedCluster(cluster, app, node).name, address, adding, wait)
 
 
@@ -195,7 +195,7 @@ def remove(
     """Take a replica out of the store, whether it runs or not. The others keep all rows."""
     from shardbus.store.ring_change import removing
 
-    settings = store_settings(file, store, assignments)
+    settings = store_settings(file, store, assignments, node)
     _change(settings, NamedCluster(cluster, app, node).name, address, removing, wait)
 
 

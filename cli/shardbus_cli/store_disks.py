@@ -81,7 +81,7 @@ def verify(
     else:
         import asyncio
 
-        settings = store_settings(file, store, assignments)
+        settings = store_settings(file, store, assignments, node)
         name = NamedCluster(cluster, app, node).name
         facts = asyncio.run(_verified(settings, name, wait))
     if as_json:
@@ -198,7 +198,7 @@ def backup(
     before."""
     import asyncio
 
-    settings = store_settings(file, store, assignments)
+    settings = store_settings(file, store, assignments, node)
     name = NamedCluster(cluster, app, node).name
     with _failing():
         rows, ring = asyncio.run(_backed_up(settings, name, target, wait))

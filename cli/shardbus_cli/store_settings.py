@@ -5,6 +5,7 @@ Source: docs/reference/cli.md.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,7 @@ import typer
 
 from shardbus_cli import node_flags
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
+from shardbus_cli.node_http import NodeHttp
 
 if TYPE_CHECKING:
     from shardbus.config.settings import Settings
@@ -86,12 +88,33 @@ def replica_options(settings: Settings, cluster: str) -> ReplicaOptions:
     )
 
 
-def store_settings(file: Path | None, store: str | None, assignments: list[str] | None) -> Settings:
-    """Return the settings of a command."""
+def store_settings(
+    file: Path | None, store: str | None, assignments: list[str] | None, node: str
+) -> Settings:
+    """Return the settings of a command. If they name no replicas, and no seeds beside which these
+    are, those of the node at this URL count."""
     from shardbus.config.loading import load
+    from shardbus.config.replicas import is_replicated, replicas_of
     from shardbus_cli.config import layers_of
 
-    return load(layers_of(file, node_flags.layers({"--store": store}), assignments))
+    settings = load(layers_of(file, node_flags.layers({"--store": store}), assignments))
+    url = settings.store.url
+    if settings.node.seeds or (url and not is_replicated(url)) or (url and replicas_of(url)):
+        return settings
+    url = _store_at(node)
+    return replace(settings, store=replace(settings.store, url=url)) if url else settings
+
+
+def _store_at(node: str) -> str:
+    """Return the URL of the replicated store of the node; empty if it has another, or does not
+    answer."""
+    from shardbus.config.replicas import is_replicated
+
+    try:
+        url = str(NodeHttp(node).read("v1", "store")["url"])
+    except (CommandFailure, KeyError):
+        return ""
+    return url if is_replicated(url) else ""
 
 
 def peers_of(settings: Settings) -> tuple[Address, ...]:

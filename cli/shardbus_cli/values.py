@@ -15,7 +15,7 @@ import typer
 from shardbus_cli import output
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.node_http import NodeHttp
-from shardbus_cli.parameters import NODE_URL, AsJson, NodeUrl
+from shardbus_cli.parameters import NODE_URL, AsJson, Limit, NodeUrl
 
 app = typer.Typer(help="Replicated values of the cluster.", no_args_is_help=True)
 
@@ -38,7 +38,7 @@ def list_(
     prefix: Annotated[
         str, typer.Argument(metavar="[PREFIX]", help="Only keys that begin with this.")
     ] = "",
-    limit: Annotated[int, typer.Option(metavar="N", min=1, help="At most this many.")] = LISTED,
+    limit: Limit = LISTED,
     node: NodeUrl = NODE_URL,
     as_json: AsJson = False,
 ) -> None:
