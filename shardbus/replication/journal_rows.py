@@ -1,6 +1,6 @@
 """The rows of a journal: a head, which has the newest entries, and blocks of older ones.
 
-    head     fence, operation id, numbers, the entries from `begin` on, and the list of blocks
+    head     fence, operation ids, numbers, the entries from `begin` on, and the list of blocks
     block  the entries of one block, in a row of its own under the number of a *slot*
 
 An append changes the head alone: the change is the new entries. Once the head has `HEAD_ENTRIES`
@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 HEAD_ENTRIES = 512
 HEAD_BYTES = 128 * 1024
+OPS_KEPT = 16
 
 
 class BlockPlace(NamedTuple):
@@ -45,8 +46,10 @@ class JournalValue(NamedTuple):
 
     shard: str
     fence: int
-    op: int
-    """The id of the last append, 0 for none."""
+    ops: tuple[int, ...]
+    """The ids of the last appends, `OPS_KEPT` at most, the newest last."""
+    appends: int
+    """Appends in this life."""
     life: int
     """How often a journal of this name was forgotten."""
     trimmed: int
@@ -71,7 +74,7 @@ class JournalValue(NamedTuple):
         return len(self.entries) >= HEAD_ENTRIES or self.size >= HEAD_BYTES
 
 
-NO_JOURNAL = JournalValue("", 0, 0, 0, 0, 1, (), 0, (), (), there=False)
+NO_JOURNAL = JournalValue("", 0, (), 0, 0, 0, 1, (), 0, (), (), there=False)
 
 
 class JournalChange(NamedTuple):
@@ -96,7 +99,8 @@ def appended(head: JournalValue, change: JournalChange) -> JournalValue:
     return head._replace(
         shard=change.shard,
         fence=change.fence,
-        op=change.op,
+        ops=(*head.ops[1 - OPS_KEPT :], change.op),
+        appends=head.appends + 1,
         entries=head.entries + change.entries,
         size=head.size + sum(map(len, change.entries)),
         there=True,

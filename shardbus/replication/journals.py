@@ -4,6 +4,11 @@ They have the rules of the journals in memory (`store/memory_journals`). A funct
 on the value that it has made answers as the first time: an append finds its operation id, the
 others compute the same value.
 
+An append may be chosen while its own store object still has no majority: another one that prepares
+meanwhile finds it, and appends behind it. So the head keeps the ids of the last appends. If so many
+have come since that its own could be gone, the append is in doubt, and refused for nothing else. A
+repeat, which is another request, is known by the last id alone, as in every store.
+
     append_to      entries behind a number, under a fence           the head
     raise_fence    an opening                                       the head
     trim           drop entries, or the journal                     the head
@@ -16,9 +21,10 @@ Source: docs/architecture.md; docs/how-to/own-store.md.
 
 from __future__ import annotations
 
-from shardbus.errors import JournalConflict, StaleFence
+from shardbus.errors import JournalConflict, StaleFence, StoreUnavailable
 from shardbus.replication.journal_rows import (
     NO_JOURNAL,
+    OPS_KEPT,
     BlockPlace,
     BlockValue,
     DroppedBlock,
@@ -40,21 +46,32 @@ def head_of(value: Value) -> JournalValue:
 def append_to(
     kind: str, shard: str, name: str, fence: int, entries: tuple[bytes, ...], op: int, after: int
 ) -> Function:
-    """Append. Result: the head, StaleFence or JournalConflict."""
+    """Append. Result: the head, StaleFence, JournalConflict, or StoreUnavailable: in doubt."""
     change = JournalChange(shard, fence, op, entries)
+    tried: JournalValue | None = None
+    """The head behind which it was written first, which may have been chosen."""
 
     def function(value: Value) -> Written | Unchanged:
+        nonlocal tried
         head = head_of(value)
-        if head.op == op:
+        if op in (head.ops[-1:] if tried is None else head.ops):
             return Unchanged(head)
+        if tried is not None and not _knows_since(head, tried):
+            return Unchanged(StoreUnavailable(f"{kind} {name!r:.100} has many writers"))
         if head.there and head.fence > fence:
             return Unchanged(StaleFence(kind, name, fence, head.fence))
         if head.last != after:
             return Unchanged(JournalConflict(kind, name, after, head.last))
+        tried = tried or head
         longer = appended(head, change)
         return Written(longer, longer, change if value is not None else None)
 
     return function
+
+
+def _knows_since(head: JournalValue, tried: JournalValue) -> bool:
+    """True if the ids of the head have each append that came behind another head."""
+    return head.life == tried.life and head.appends - tried.appends <= OPS_KEPT
 
 
 def raise_fence(kind: str, shard: str, name: str, fence: int) -> Function:

@@ -7,6 +7,7 @@ out without an answer, or not at all.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 
 from shardbus.errors import JournalConflict, StaleFence, StoreError, StoreUnavailable
 from shardbus.replication import journal_rows, journals
-from shardbus.replication.journal_rows import BlockValue, JournalValue, audit
+from shardbus.replication.journal_rows import OPS_KEPT, BlockValue, JournalValue, audit
 from shardbus.replication.registers import is_there
 from shardbus.replication.values import (
     BLOCK,
@@ -82,6 +83,9 @@ class Registers:
             raise StoreUnavailable("it was not sent", definite=True)
         result = self._apply(key, function)
         await self._others()
+        if self.trouble and self.dice.random() < 0.3:
+            # Its value was chosen by another one, which went on from it: it looks again.
+            result = self._apply(key, function)
         if lost < self.trouble:
             raise StoreUnavailable("no answer")
         if isinstance(result, Exception):
@@ -242,6 +246,40 @@ async def test_owners_that_race_write_one_history(first: int) -> None:
         await race.judge()
         moved += race.registers.blocks_written
     assert moved > 60, "too few heads move to blocks for the test to say much"
+
+
+class Rivals(Race):
+    """Writers of one journal under one fence."""
+
+    async def own(self, fence: int) -> None:
+        ours = self.registers.journals()
+        for _ in range(12):
+            with contextlib.suppress(StoreUnavailable, JournalConflict):
+                last = (await ours.read(KIND, SHARD, "a", 0, 0)).last
+                await self._write(ours, 1, last)
+
+
+@pytest.mark.parametrize("first", range(0, 30, 10))
+async def test_writers_under_one_fence_are_refused_for_nothing_that_is_written(first: int) -> None:
+    for seed in range(first, first + 10):
+        race = Rivals(seed)
+        await asyncio.gather(*(race.own(1) for _ in range(3)))
+        assert race.refused
+        await race.judge()
+
+
+async def test_an_append_behind_which_too_many_have_come_is_in_doubt() -> None:
+    registers, ours = await filled("a", 1)
+    function = journals.append_to(KIND, SHARD, "a", 1, (b"mine",), 99, 1)
+    registers._apply(journal_key(KIND, "a"), function)
+    for n in range(2, 2 + OPS_KEPT + 1):
+        assert (
+            registers._apply(journal_key(KIND, "a"), function)
+            == journals.head_of(registers.rows[journal_key(KIND, "a")])
+            or n == 2 + OPS_KEPT
+        )
+        await ours.append([Append(KIND, SHARD, "a", 1, (b"%d" % n,), n, n)])
+    assert isinstance(registers._apply(journal_key(KIND, "a"), function), StoreUnavailable)
 
 
 # ---- blocks
