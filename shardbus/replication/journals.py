@@ -5,16 +5,16 @@ on the value that it has made answers as the first time: an append finds its ope
 others compute the same value.
 
 An append may be chosen while its own store object still has no majority: another one that prepares
-meanwhile finds it, and appends behind it. So the head keeps the ids of the last appends. If so many
-have come since that its own could be gone, the append is in doubt, and refused for nothing else. A
-repeat, which is another request, is known by the last id alone, as in every store.
+meanwhile finds it, and appends behind it. So the head keeps the ids of the last appends. Once more
+than these have come since, the append is in doubt, and refused for nothing else. A repeat, which is
+another request, is known by the last id alone, as in every store.
 
-    append_to      entries behind a number, under a fence           the head
-    raise_fence    an opening                                       the head
-    trim           drop entries, or the journal                     the head
+    append_to    entries behind a number, under a fence           the head
+    raise_fence  an opening                                       the head
+    trim         drop entries, or the journal                     the head
     write_block  the entries of a full head, in a row of its own  the block
-    seal           name the block in the head                     the head
-    clear          drop the entries of a block that is not named  the block
+    seal         name the block in the head                       the head
+    clear        drop the entries of a block that is not named    the block
 
 Source: docs/architecture.md; docs/how-to/own-store.md.
 """
