@@ -33,7 +33,6 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -155,7 +154,7 @@ def plain(declared_type: Any, size: int) -> Any:
         else declared_type
     )
     match info:
-        case msgspec.inspect.DataclassType(fields=parts):
+        case msgspec.inspect.StructType(fields=parts):
             return {f.encode_name: plain(f.type, size // len(parts)) for f in parts}
         case msgspec.inspect.NamedTupleType(fields=parts):
             return [plain(f.type, 0) for f in parts]
@@ -186,15 +185,17 @@ def plain(declared_type: Any, size: int) -> Any:
             return None
 
 
-def control(cls: type, sender: NodeId, size: int, *, distinct: bool) -> batch.Control:
+def control(
+    cls: type[msgspec.Struct], sender: NodeId, size: int, *, distinct: bool
+) -> batch.Control:
     """Return a control message of this class with lists of about `size` bytes; `distinct`: the
     shards in them differ."""
     value = plain(cls, size - min(RESERVE, size // 4))
-    for field in fields(cls):
-        if field.name in ("node", "coordinator") and isinstance(value[field.name], list):
-            value[field.name] = list(sender)
-        if distinct and isinstance(value[field.name], list):
-            value[field.name] = [renamed(item, n) for n, item in enumerate(value[field.name])]
+    for name in cls.__struct_fields__:
+        if name in ("node", "coordinator") and isinstance(value[name], list):
+            value[name] = list(sender)
+        if distinct and isinstance(value[name], list):
+            value[name] = [renamed(item, n) for n, item in enumerate(value[name])]
     return batch.Control(cls.__name__, COUNTER, msgspec.msgpack.encode(value))
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
+
+from msgspec.structs import replace
 
 from shardbus.admin.shard_control import ShardControl
 from shardbus.client.work_queue import ClientQueue, HasValues

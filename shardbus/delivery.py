@@ -30,8 +30,9 @@ import asyncio
 import math
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+import msgspec
 
 from shardbus.deliveries.work_items import (
     CancelPull,
@@ -77,8 +78,7 @@ SHOWN_BYTES = 1000
 BYTES_LIMIT_MAX = 32 * 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
+class _Answer(msgspec.Struct, frozen=True):
     """The answer to a request, on its way to its asker."""
 
     value: Any

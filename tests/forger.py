@@ -4,11 +4,11 @@ plain values, not by the classes of the code under test, so that they fit other 
 from __future__ import annotations
 
 import os
-from dataclasses import MISSING, fields
 from typing import Any
 
 import msgspec
 import zmq
+from msgspec.structs import fields
 
 from shardbus.ids import NodeId
 from shardbus.membership.member import Member
@@ -82,7 +82,9 @@ def sample(cls: type, node: NodeId, shard: str = "1") -> object:
     values |= {"shards": 1} if cls is TypeInfo else {}
     values |= {"homes": pack_homes((home,), (node,))} if cls is messages.TableState else {}
     values |= {f.name: f.default for f in fields(cls) if f.name not in values}
-    assert MISSING not in values.values(), f"a forged {cls.__name__} needs a value of each field"
+    assert msgspec.NODEFAULT not in values.values(), (
+        f"a forged {cls.__name__} needs a value of each field"
+    )
     return cls(**{field.name: values[field.name] for field in fields(cls)})
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 from urllib.parse import unquote
@@ -18,6 +18,7 @@ from starlette.applications import Starlette
 from starlette.routing import Match, Route
 
 from shardbus.admin.page_table import PAGES
+from tests.records import replace
 
 WITHIN_S = 30.0
 """For an answer. It has a deadline of its own, which is shorter."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from shardbus.admin.page_table import PAGES
 from shardbus.http.page import AnyPage, Check, Checks, Json, NodePages
+from tests.records import replace
 
 
 class PageDouble:

@@ -20,12 +20,12 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
 from math import ceil
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from shardbus_cli import output
@@ -48,8 +48,7 @@ REPEAT_S = 30.0
 Row = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class EventFilter:
+class EventFilter(msgspec.Struct, frozen=True):
     """Which events are printed. An empty field admits all."""
 
     names: frozenset[str] = frozenset()

@@ -13,8 +13,9 @@ Source: docs/reference/cli.md.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 
@@ -23,8 +24,7 @@ TABLE = '`app = "app:bus"` below `[tool.shardbus]`'
 KEYS = ("app", "cluster")
 
 
-@dataclass(frozen=True, slots=True)
-class ProjectFile:
+class ProjectFile(msgspec.Struct, frozen=True):
     """The names in a project's file; empty texts for missing ones."""
 
     path: Path

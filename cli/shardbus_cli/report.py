@@ -21,12 +21,12 @@ import os
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, NamedTuple
 
 import typer
+from msgspec.structs import asdict
 
 from shardbus.admin.diagnosis import ADVICE, Finding, Picture, findings
 from shardbus.admin.warning_signs import warning_signs

@@ -170,7 +170,8 @@ def import_(
 ) -> None:
     """Write the lines of an export into a store. No node may run. It may be repeated."""
     import asyncio
-    from dataclasses import asdict
+
+    from msgspec.structs import asdict
 
     if replace and skip:
         raise CommandFailure("--replace or --skip-existing, not both", code=ExitCode.USAGE)

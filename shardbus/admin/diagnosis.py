@@ -25,8 +25,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from shardbus.quantities import counted
 
@@ -211,8 +212,7 @@ ADVICE = {
 """The advice for each finding."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """One thing that is wrong with `subject`, which belongs to `of`. `what` completes the sentence
     that starts with the subject."""
 
@@ -232,19 +232,18 @@ class Finding:
         return "fault" if self.check in FAULTS else "warning"
 
 
-@dataclass(slots=True)
-class Picture:
+class Picture(msgspec.Struct):
     """The pages of one examination. A page that could not be read is empty and in `missing`."""
 
-    ready: Mapping[str, Any] = field(default_factory=dict)
-    cluster: Mapping[str, Any] = field(default_factory=dict)
-    nodes: Mapping[str, Any] = field(default_factory=dict)
-    gossip: Mapping[str, Any] = field(default_factory=dict)
-    checkup: Mapping[str, Any] = field(default_factory=dict)
-    slow: Mapping[str, Any] = field(default_factory=dict)
-    outboxes: Mapping[str, Any] = field(default_factory=dict)
-    shards: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    missing: dict[str, str] = field(default_factory=dict)
+    ready: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    cluster: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    nodes: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    gossip: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    checkup: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    slow: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    outboxes: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    shards: dict[str, Mapping[str, Any]] = msgspec.field(default_factory=dict)
+    missing: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def answers(self) -> dict[str, Mapping[str, Any]]:

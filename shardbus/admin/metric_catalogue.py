@@ -11,8 +11,9 @@ Source: docs/reference/metrics.md; B.150, N.21.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+import msgspec
 
 PREFIX = "shardbus_"
 
@@ -36,8 +37,7 @@ class Group(Enum):
     NODE = "Node"
 
 
-@dataclass(frozen=True, slots=True)
-class MetricDeclaration:
+class MetricDeclaration(msgspec.Struct, frozen=True):
     """One metric. `name` is without prefix, and of a counter without `_total`; `meaning` is the
     help text, in Markdown."""
 

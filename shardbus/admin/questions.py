@@ -15,10 +15,11 @@ Source: docs/reference/http.md; S2.82-S2.84.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from functools import partial, wraps
 from types import ModuleType
 from typing import Any, Generic, ParamSpec, TypeVar
+
+import msgspec
 
 from shardbus.admin.administration import Administration
 from shardbus.errors import ShardBusError, UnknownEntityType
@@ -29,8 +30,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True)
-class Answer(Generic[P, R]):
+class Answer(msgspec.Struct, Generic[P, R], frozen=True):
     """The answer of a node to a question; its first argument is the node."""
 
     question: str

@@ -15,8 +15,9 @@ Source: docs/reference/http.md; B.149.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from shardbus.ids import NodeId
 from shardbus.sharding.coordinator.coordinator import Coordinator
@@ -30,8 +31,7 @@ LETTERS = {"running": RUNNING, "handing_off": "h", "starting": "s"}
 Columns = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class DrawnMap:
+class DrawnMap(msgspec.Struct, frozen=True):
     """A map with its version, and its sources."""
 
     table: ShardTable

@@ -26,7 +26,8 @@ Source: docs/how-to/slow.md; B.137, N.20, N.21.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+
+import msgspec
 
 from shardbus.quantities import counted
 
@@ -55,8 +56,7 @@ STORE, THREAD = "store", "thread"
 """The waits of a handler, besides entities: for a load or a save, or for a worker thread."""
 
 
-@dataclass(frozen=True, slots=True)
-class EntityPlace:
+class EntityPlace(msgspec.Struct, frozen=True):
     """The figures of the asked node about an entity's home.
 
     Attributes:
@@ -83,8 +83,7 @@ class EntityPlace:
     decision: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CallTimes:
+class CallTimes(msgspec.Struct, frozen=True):
     """Calls of one kind, lately, in seconds. `about` names them."""
 
     about: str = ""
@@ -93,8 +92,7 @@ class CallTimes:
     p99: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class StoreFigures:
+class StoreFigures(msgspec.Struct, frozen=True):
     """The figures of an entity's home about the store.
 
     Attributes:
@@ -111,8 +109,7 @@ class StoreFigures:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EntityFigures:
+class EntityFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of an entity's home about it, and about itself.
 
     Attributes:
@@ -144,11 +141,11 @@ class EntityFigures:
     looks: int = 0
     busy: int = 0
     moved: bool = False
-    waits: dict[str, int] = field(default_factory=dict)
+    waits: dict[str, int] = msgspec.field(default_factory=dict)
     method: str = ""
     running_for: float = 0.0
-    stack: list[str] = field(default_factory=list)
-    handlers: list[CallTimes] = field(default_factory=list)
+    stack: list[str] = msgspec.field(default_factory=list)
+    handlers: list[CallTimes] = msgspec.field(default_factory=list)
     sampled: int = 0
     waited_p99: float = 0.0
     shard_part: float = 0.0
@@ -157,7 +154,7 @@ class EntityFigures:
     node_busy: float = 0.0
     lag: float = 0.0
     store: StoreFigures = StoreFigures()
-    blocked: list[str] = field(default_factory=list)
+    blocked: list[str] = msgspec.field(default_factory=list)
 
     def part_of(self, what: str) -> float:
         """Return the part of its work that the entity waits for this."""
@@ -169,8 +166,7 @@ class EntityFigures:
         return self.mailbox + 1
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
+class Cause(msgspec.Struct, frozen=True):
     """A cause, with its figures and the remedy. `seconds`: its approximate cost for a message that
     arrives now; None if it stops all of them."""
 

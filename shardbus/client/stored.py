@@ -16,7 +16,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from shardbus.errors import (
     AskTimeout,
@@ -42,14 +43,13 @@ AskPage = Callable[[str], Awaitable[tuple[list[str], str | None]]]
 """Asks the contact for the page after a cursor, which is empty at first."""
 
 
-@dataclass(slots=True)
-class ForEach:
+class ForEach(msgspec.Struct):
     """The outcome of `for_each`: how many calls ended well, how many failed, and the errors of the
     first `ERRORS_MAX` that failed, by entity id."""
 
     done: int = 0
     failed: int = 0
-    errors: dict[str, Exception] = field(default_factory=dict)
+    errors: dict[str, Exception] = msgspec.field(default_factory=dict)
 
     def note(self, entity_id: str, error: Exception, report: OnError | None) -> None:
         """Note a call that has failed, and report it."""

@@ -25,9 +25,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.errors import AskTimeout, BufferFull, RequestError
@@ -49,8 +50,7 @@ UNKNOWN_TYPE = "unknown_type"
 """The reason for which tells to a type are dropped that the cluster does not have."""
 
 
-@dataclass(slots=True, eq=False)
-class HeldMessage:
+class HeldMessage(msgspec.Struct, eq=False):
     """A message to an entity. `decode` reads the answer of an ask; None: a tell."""
 
     entity_id: str
@@ -81,8 +81,7 @@ class HeldMessage:
             asyncio.ensure_future(room).add_done_callback(lambda _: _done(outcome))
 
 
-@dataclass(slots=True, eq=False)
-class Waiting:
+class Waiting(msgspec.Struct, eq=False):
     """A message that waits, with its outcome: of a tell, that there is room for another one."""
 
     message: HeldMessage

@@ -45,7 +45,6 @@ Source: docs/how-to/deliver.md.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from enum import Enum
 from heapq import heappop, heappush
 
@@ -57,8 +56,7 @@ SWEEP_S = 1.0
 """Between two looks for deliveries whose time is over."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerLimits:
+class ProducerLimits(msgspec.Struct, frozen=True):
     """Times in seconds."""
 
     window: int = 50

@@ -43,6 +43,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, assert_never
 
+import msgspec
+
 PRODUCERS_MAX = 1000
 """Producers whose last number is remembered."""
 WAITING_MAX = 10_000
@@ -60,8 +62,7 @@ class ItemPlace(Enum):
     ASIDE = "aside"
 
 
-@dataclass(slots=True)
-class WorkItem:
+class WorkItem(msgspec.Struct):
     """One item. `taken` and `until` are seconds since 1970: the put, and the end of a lease or of a
     delay. `holder` is the token of the pull that leased it last; `error` the last one of a
     worker."""
@@ -78,8 +79,7 @@ class WorkItem:
 # ---- events
 
 
-@dataclass(frozen=True, slots=True)
-class Queued:
+class Queued(msgspec.Struct, frozen=True):
     """A producer's items are in the queue, up to its number `seq`."""
 
     producer: str
@@ -88,8 +88,7 @@ class Queued:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Leased:
+class Leased(msgspec.Struct, frozen=True):
     """A pull has these items until this time."""
 
     numbers: list[int]
@@ -97,16 +96,14 @@ class Leased:
     until: float
 
 
-@dataclass(frozen=True, slots=True)
-class Extended:
+class Extended(msgspec.Struct, frozen=True):
     """The lease of these items ends at this time."""
 
     numbers: list[int]
     until: float
 
 
-@dataclass(frozen=True, slots=True)
-class Returned:
+class Returned(msgspec.Struct, frozen=True):
     """A worker has given items back, which are ready again at this time. Without an error it has
     not begun them, and the lease does not count as an attempt."""
 
@@ -115,23 +112,20 @@ class Returned:
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class PutAside:
+class PutAside(msgspec.Struct, frozen=True):
     """No worker gets this item any more."""
 
     number: int
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class Requeued:
+class Requeued(msgspec.Struct, frozen=True):
     """An operator lets these items be tried again."""
 
     numbers: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Removed:
+class Removed(msgspec.Struct, frozen=True):
     """These items are no more in the queue: confirmed, or dropped by an operator."""
 
     numbers: list[int]
@@ -201,8 +195,7 @@ class QueueState:
 # ---- requests
 
 
-@dataclass(frozen=True, slots=True)
-class PutWork:
+class PutWork(msgspec.Struct, frozen=True):
     """Put items. `first` is the producer's number of the first one, from 1; without a producer no
     repeat is recognised. A producer has one put under way. The answer is how many of these items,
     from the first one on, are in the queue."""
@@ -213,8 +206,7 @@ class PutWork:
     wait: float
 
 
-@dataclass(frozen=True, slots=True)
-class PullWork:
+class PullWork(msgspec.Struct, frozen=True):
     """Lease up to `most` items. `again`: the same token was sent before. The answer is a list of
     `LeasedItem`."""
 
@@ -224,15 +216,13 @@ class PullWork:
     again: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ConfirmWork:
+class ConfirmWork(msgspec.Struct, frozen=True):
     """These items are done. The answer is how many of them were in the queue."""
 
     numbers: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class ReturnWork:
+class ReturnWork(msgspec.Struct, frozen=True):
     """The holder gives items back: with the error that it met, or, empty, because it has not begun
     them. The answer has the numbers that it held."""
 
@@ -241,16 +231,14 @@ class ReturnWork:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CancelPull:
+class CancelPull(msgspec.Struct, frozen=True):
     """The worker does not wait for this pull any more, and has begun none of its items. The answer
     has the numbers that it held."""
 
     token: str
 
 
-@dataclass(frozen=True, slots=True)
-class ExtendWork:
+class ExtendWork(msgspec.Struct, frozen=True):
     """The holder works on. The answer has the numbers that it still holds, and the seconds for
     which it has them."""
 
@@ -258,15 +246,13 @@ class ExtendWork:
     numbers: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class RetryWork:
+class RetryWork(msgspec.Struct, frozen=True):
     """Let items that were set aside be tried again. The answer is their count."""
 
     numbers: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class DropWork:
+class DropWork(msgspec.Struct, frozen=True):
     """Remove items that were set aside. The answer is their count."""
 
     numbers: Sequence[int]
@@ -280,8 +266,7 @@ LeasedItem = tuple[int, int, float, bytes]
 """Number, attempt from 1, seconds until the lease ends, body."""
 
 
-@dataclass(frozen=True, slots=True)
-class QueueRules:
+class QueueRules(msgspec.Struct, frozen=True):
     """The bounds and times of a queue; see `WorkQueue`."""
 
     lease: float = 30.0

@@ -32,8 +32,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from shardbus.entities.activation import MOVES, Activation, LifeState
 from shardbus.entities.entity_type import EntityType
@@ -50,12 +51,11 @@ WAKE_MAX = 256
 """Entities with something to take that start in one turn of the loop."""
 
 
-@dataclass(slots=True)
-class ShardCargo:
+class ShardCargo(msgspec.Struct):
     """The memory that the entities of one shard carry, by id, under the fence of the shard here."""
 
     fence: int
-    entities: dict[str, CarriedEntity] = field(default_factory=dict)
+    entities: dict[str, CarriedEntity] = msgspec.field(default_factory=dict)
     size: int = 0
     """Bytes of all that was added."""
 

@@ -16,7 +16,7 @@ Source: docs/how-to/operate.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from shardbus.entities.activation import Activation, LifeState, Message
 from shardbus.entities.runner import EntityRunner
@@ -33,8 +33,7 @@ WAITING = (LifeState.LISTING, LifeState.RESTING)
 """States in which an entity without a task waits for the store, or for its own `stop()`."""
 
 
-@dataclass(slots=True)
-class Suspect:
+class Suspect(msgspec.Struct):
     """An entity that seems deaf: its first message, the tick and the number of looks since."""
 
     first: Message

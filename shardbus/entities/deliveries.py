@@ -31,7 +31,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -78,8 +77,7 @@ _write_refusal = msgspec.msgpack.Encoder().encode
 _read_refusal = msgspec.msgpack.Decoder(_Refusal).decode
 
 
-@dataclass(slots=True, eq=False)
-class Handling:
+class Handling(msgspec.Struct, eq=False):
     """A delivery that a handler works on."""
 
     activation: Activation

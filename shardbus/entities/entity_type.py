@@ -12,10 +12,11 @@ import contextvars
 import inspect
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from shardbus.config.options import closest
 from shardbus.config.settings import NodeSettings
@@ -54,8 +55,7 @@ class Directive(Enum):
     STOP = "stop"
 
 
-@dataclass(frozen=True, slots=True)
-class Invoker:
+class Invoker(msgspec.Struct, frozen=True):
     """One method, ready to be called. A handler's arguments are an array, decoded by the decoder of
     its length; `receive` gets one message, decoded by `one`."""
 
@@ -96,8 +96,7 @@ class Invoker:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class EntityType:
+class EntityType(msgspec.Struct, frozen=True):
     """A node's knowledge of one entity type."""
 
     cls: type

@@ -17,8 +17,9 @@ import contextvars
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from shardbus.config.settings import DeliverySettings, ShardingSettings
 from shardbus.entities.activation import (

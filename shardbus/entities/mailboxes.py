@@ -42,9 +42,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass, field
 from heapq import nlargest
 from operator import itemgetter
+
+import msgspec
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import Activation, Message
@@ -59,18 +60,16 @@ STEP_MAX_S = 0.25
 """The most that counts between two checks: after a pause of the loop no entity is stuck."""
 
 
-@dataclass(slots=True)
-class BlockedSender:
+class BlockedSender(msgspec.Struct):
     """The room that a session waits for: in these mailboxes, or (`all`) in all together. `paused`:
     all of the session waits, and not only the messages for these entities."""
 
-    activations: dict[Activation, None] = field(default_factory=dict)
+    activations: dict[Activation, None] = msgspec.field(default_factory=dict)
     all: bool = False
     paused: bool = False
 
 
-@dataclass(slots=True)
-class MailboxProgress:
+class MailboxProgress(msgspec.Struct):
     """The first message of a mailbox at the last check, and for how long it has been first."""
 
     first: Message | None = None

@@ -26,11 +26,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from math import floor
 from typing import Any, Protocol
+
+import msgspec
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import Activation, LifeState, Message, Shard
@@ -118,8 +119,7 @@ class EntityReminders:
         return self.stored is not None and self.record is not self.stored
 
 
-@dataclass(slots=True)
-class ReminderCounts:
+class ReminderCounts(msgspec.Struct):
     """Counts, for metrics."""
 
     fired: int = 0

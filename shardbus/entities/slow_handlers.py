@@ -23,11 +23,12 @@ import threading
 from collections import Counter, deque
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from traceback import walk_stack
 from types import FrameType
 from typing import Any
+
+import msgspec
 
 from shardbus.entities.running_handlers import RunningHandler, RunningHandlers
 from shardbus.guarded_log import GuardedLog
@@ -58,8 +59,7 @@ _OURS = (
 """Files of this package and of asyncio, left out of reports."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlowReport:
+class SlowReport(msgspec.Struct, frozen=True):
     """A report, at a time of the loop. `how` is `waited` or `blocked`."""
 
     at: float
@@ -68,8 +68,7 @@ class SlowReport:
     text: str
 
 
-@dataclass(slots=True)
-class _BlockingHandler:
+class _BlockingHandler(msgspec.Struct):
     """The handler that runs while the loop does not turn; `since` in seconds of that stall."""
 
     running: RunningHandler

@@ -13,9 +13,9 @@ Source: docs/how-to/dashboard.md; B.149.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from importlib import resources
 
+import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -51,8 +51,7 @@ HEADERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PageFile:
+class PageFile(msgspec.Struct, frozen=True):
     """One file as it is sent."""
 
     body: bytes

@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
 from types import ModuleType
@@ -49,6 +48,8 @@ from typing import (
     get_type_hints,
 )
 
+import msgspec
+from msgspec.structs import replace
 from starlette.responses import Response
 
 from shardbus.errors import ConfigError
@@ -61,8 +62,7 @@ Json = dict[str, object]
 """An answer in the shape of the public JSON: the command line prints it as HTTP sent it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(msgspec.Struct, frozen=True):
     """The result of one check. `detail` is for people: the state, and the missing parts."""
 
     ok: bool
@@ -77,8 +77,7 @@ SENT = (Json, Checks, Events, Response)
 PAGE_DEFAULT, PAGE_MAX = 100, 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Number:
+class Number(msgspec.Struct, frozen=True):
     """Converts a number from `low` to `high`. With `cut`, a greater one is taken as `high`."""
 
     low: int
@@ -94,8 +93,7 @@ class Number:
         raise ConfigError(f"{name} {text[:40]!r} is not a number in range", hint=hint)
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(msgspec.Struct, frozen=True):
     """Converts a text; with a `kind`, an id of this kind. In a path it may have slashes."""
 
     kind: str = ""
@@ -130,8 +128,7 @@ Operator = Annotated[str, Source.CLIENT]
 CONVERSIONS: Mapping[type, Callable[[str, str], object]] = {str: Text(), bool: _flag}
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(msgspec.Struct, frozen=True):
     """A parameter of a page: how a text becomes its value."""
 
     name: str
@@ -176,8 +173,7 @@ class Declaration(Protocol):
     def answer(self) -> Callable[..., Any]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Page(Generic[P, R]):
+class Page(msgspec.Struct, Generic[P, R], frozen=True):
     """A declared page, which is called like its function.
 
     Args:

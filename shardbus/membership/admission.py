@@ -39,9 +39,11 @@ Source: S1.6-S1.8, S1.58, B.3, B.12; docs/architecture.md.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
 from typing import assert_never
+
+import msgspec
 
 from shardbus.config.settings import ClusterSettings
 from shardbus.config.validation import is_loopback
@@ -76,8 +78,7 @@ WAITING_MAX = 1000
 first."""
 
 
-@dataclass(frozen=True, slots=True)
-class JoinClaim:
+class JoinClaim(msgspec.Struct, frozen=True):
     """A Join to an address that has a member. `gone`: the members there that did not answer a
     probe."""
 
@@ -269,7 +270,9 @@ class Admission:
             return JoinProgress()
         out_of_reach = outcome is ProbeOutcome.UNKNOWN and node in gossip.unreachable()
         if outcome.proves_death or out_of_reach:
-            return self._admit(gossip, replace(claim, gone=(*claim.gone, node)), now)
+            return self._admit(
+                gossip, msgspec.structs.replace(claim, gone=(*claim.gone, node)), now
+            )
         return JoinProgress(step=JoinStep.DROP, reason="a member at its address may be alive")
 
     def _admit(self, gossip: Gossip, claim: JoinClaim, now: float) -> JoinProgress:

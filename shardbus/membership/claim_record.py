@@ -17,7 +17,8 @@ Source: docs/how-to/deploy.md; B.144.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from shardbus.ids import Address
 from shardbus.membership.gossip import Gossip
@@ -29,8 +30,7 @@ SHOWN = 5
 """Addresses in a sentence, at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimRecord:
+class ClaimRecord(msgspec.Struct, frozen=True):
     """The cluster with this number, as one of its members has written it. `counter` is the lease's.
     `complete`: no member is left out."""
 

@@ -11,8 +11,9 @@ Source: S3.13, S3.14, S3.32; docs/architecture.md.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from hashlib import blake2b
+
+import msgspec
 
 from shardbus.ids import NodeId
 from shardbus.membership.gossip import Gossip
@@ -33,8 +34,7 @@ RELATIONS = {
 EMPTY: Mapping[NodeId, tuple[Vitals, float]] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Overview:
+class Overview(msgspec.Struct, frozen=True):
     """One node's copy of the state in short. Nodes are in address order."""
 
     version: str = ""
@@ -43,15 +43,15 @@ class Overview:
     """The nodes that have this version."""
     waiting_for: tuple[NodeId, ...] = ()
     """The nodes that prevent convergence."""
-    versions: Mapping[NodeId, str] = field(default_factory=dict)
+    versions: Mapping[NodeId, str] = msgspec.field(default_factory=dict)
     """Each other member's version relative to this one: same, older, newer, concurrent or
     unknown."""
     records: tuple[tuple[NodeId, NodeId, Flag], ...] = ()
     """Each observer, the subject that it cannot reach, and its flag."""
     tombstones: int = 0
-    phis: Mapping[NodeId, float] = field(default_factory=dict)
+    phis: Mapping[NodeId, float] = msgspec.field(default_factory=dict)
     """The failure detector's suspicion (phi) of each node that this node watches."""
-    vitals: Mapping[NodeId, tuple[Vitals, float]] = field(default_factory=dict)
+    vitals: Mapping[NodeId, tuple[Vitals, float]] = msgspec.field(default_factory=dict)
     """The vitals of this node and of the nodes that it watches, with their ages in seconds."""
     broken: tuple[BrokenLink, ...] = ()
     """While this node joins: the ways to and from other nodes that it waits for."""

@@ -6,7 +6,8 @@ Source: docs/architecture.md.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from shardbus.ids import Address, NodeId
 from shardbus.membership.claim_record import ClaimRecord
@@ -24,13 +25,11 @@ KEPT_DOWN = "downed by an operator"
 # -- in ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class JoinSelf:
+class JoinSelf(msgspec.Struct, frozen=True):
     """Found a cluster of one."""
 
 
-@dataclass(frozen=True, slots=True)
-class JoinSeeds:
+class JoinSeeds(msgspec.Struct, frozen=True):
     """Join through one of these nodes. Only the first of them may found a cluster, and none without
     `founds`. `within`: the seconds after which a node without `founds` gives up; 0 is never.
     `discovers`: ContactsFound reports the nodes, and the holder of the store's claim founds.
@@ -45,29 +44,25 @@ class JoinSeeds:
     joins_any: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ContactsFound:
+class ContactsFound(msgspec.Struct, frozen=True):
     """A look-up has found these addresses of nodes through which to join."""
 
     contacts: tuple[Address, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class WatchSeeds:
+class WatchSeeds(msgspec.Struct, frozen=True):
     """Find out, while this node is a member, whether these seeds are in another cluster."""
 
     seeds: tuple[Address, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SuspectNodes:
+class SuspectNodes(msgspec.Struct, frozen=True):
     """Find out at once whether these nodes, which the store names, are in another cluster."""
 
     nodes: tuple[Address, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PubSubReceived:
+class PubSubReceived(msgspec.Struct, frozen=True):
     """A message arrived over PUB/SUB. `waited`: seconds, at most, that it waited in this
     process."""
 
@@ -76,8 +71,7 @@ class PubSubReceived:
     waited: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class ControlReceived:
+class ControlReceived(msgspec.Struct, frozen=True):
     """A message arrived over ROUTER/DEALER. `asked`: the address at which this node asked for it,
     None for a request, and for an answer from the sender's own address."""
 
@@ -91,78 +85,67 @@ class ControlReceived:
         return self.asked or self.sender.address
 
 
-@dataclass(frozen=True, slots=True)
-class PeerListening:
+class PeerListening(msgspec.Struct, frozen=True):
     """A node with this uid has subscribed: messages published to it from now on can arrive."""
 
     uid: int
 
 
-@dataclass(frozen=True, slots=True)
-class PeerDisconnected:
+class PeerDisconnected(msgspec.Struct, frozen=True):
     """The TCP connection to the node's publisher dropped."""
 
     node: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeResult:
+class ProbeResult(msgspec.Struct, frozen=True):
     """A Probe ended with this outcome."""
 
     node: NodeId
     outcome: ProbeOutcome
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(msgspec.Struct, frozen=True):
     """Make the member leave. For this node itself: it hosts nothing any more."""
 
     node: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class Down:
+class Down(msgspec.Struct, frozen=True):
     """Declare the member dead. `for_good`: an operator did, and its process does not rejoin."""
 
     node: NodeId
     for_good: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Remove:
+class Remove(msgspec.Struct, frozen=True):
     """Declare the member dead, for good, and remove it at once, whether or not the cluster can
     converge. If it is alive, it receives the state that removes it."""
 
     node: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class Quarantine:
+class Quarantine(msgspec.Struct, frozen=True):
     """Messages that must arrive at this member do not, though it answers heartbeats."""
 
     node: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class SetService:
+class SetService(msgspec.Struct, frozen=True):
     """Let the member take new work, or none, or give its shards away."""
 
     node: NodeId
     service: Service
 
 
-@dataclass(frozen=True, slots=True)
-class PrepareForShutdown:
+class PrepareForShutdown(msgspec.Struct, frozen=True):
     """Stop the whole cluster."""
 
 
-@dataclass(frozen=True, slots=True)
-class YieldSeniority:
+class YieldSeniority(msgspec.Struct, frozen=True):
     """Make this node the youngest member: its application cannot coordinate anything now."""
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseResult:
+class LeaseResult(msgspec.Struct, frozen=True):
     """The answer to AcquireLease. None: the store could not be reached. `counter` is the
     lease's."""
 
@@ -171,35 +154,30 @@ class LeaseResult:
     counter: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimRead:
+class ClaimRead(msgspec.Struct, frozen=True):
     """The answer to ReadClaim. None: there is no record, or the store could not be reached."""
 
     record: ClaimRecord | None
 
 
-@dataclass(frozen=True, slots=True)
-class CheckClaim:
+class CheckClaim(msgspec.Struct, frozen=True):
     """The store may have lost the claim to the cluster, or another cluster writes it."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordEpochs:
+class RecordEpochs(msgspec.Struct, frozen=True):
     """The coordinators of these types work under these epochs."""
 
     epochs: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class SetMeta:
+class SetMeta(msgspec.Struct, frozen=True):
     """Write bytes of the application under this name, for all nodes."""
 
     name: str
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class SetVitals:
+class SetVitals(msgspec.Struct, frozen=True):
     """The node has measured how busy it is. Its replies to heartbeats carry it."""
 
     vitals: Vitals
@@ -234,67 +212,58 @@ Event = (
 # -- out -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Publish:
+class Publish(msgspec.Struct, frozen=True):
     """Publish with the receiver's uid as topic. May be lost."""
 
     to: NodeId
     message: PublishedMessage
 
 
-@dataclass(frozen=True, slots=True)
-class SendControl:
+class SendControl(msgspec.Struct, frozen=True):
     """Send over the link to the node, or to the process at the address."""
 
     to: Address | NodeId
     message: ControlMessage
 
 
-@dataclass(frozen=True, slots=True)
-class Subscribe:
+class Subscribe(msgspec.Struct, frozen=True):
     """Connect to this member's publisher."""
 
     member: Member
 
 
-@dataclass(frozen=True, slots=True)
-class Unsubscribe:
+class Unsubscribe(msgspec.Struct, frozen=True):
     """Disconnect from this node's publisher."""
 
     node: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(msgspec.Struct, frozen=True):
     """Open a fresh connection to the node's address, and report the outcome within one second."""
 
     node: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class ViewChanged:
+class ViewChanged(msgspec.Struct, frozen=True):
     """This node's view of the cluster changed."""
 
     view: MembershipView
 
 
-@dataclass(frozen=True, slots=True)
-class HandlingConfirmed:
+class HandlingConfirmed(msgspec.Struct, frozen=True):
     """The entities of this node may handle messages before this time of its clock; -inf while it is
     suspended, inf while nothing can end it."""
 
     until: float
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(msgspec.Struct, frozen=True):
     """Report an event to the application and to operators."""
 
     event: DomainEvent
 
 
-@dataclass(frozen=True, slots=True)
-class AcquireLease:
+class AcquireLease(msgspec.Struct, frozen=True):
     """Acquire this lease in the state store, and answer with LeaseResult."""
 
     name: str
@@ -302,42 +271,36 @@ class AcquireLease:
     ttl: float
 
 
-@dataclass(frozen=True, slots=True)
-class ReadClaim:
+class ReadClaim(msgspec.Struct, frozen=True):
     """Read the record of the cluster that has the store's claim, and answer with ClaimRead."""
 
 
-@dataclass(frozen=True, slots=True)
-class WriteClaim:
+class WriteClaim(msgspec.Struct, frozen=True):
     """Write this record of this node's cluster into the store."""
 
     record: ClaimRecord
 
 
-@dataclass(frozen=True, slots=True)
-class FreeClaim:
+class FreeClaim(msgspec.Struct, frozen=True):
     """Release the claim of this cluster, which has ended. A later claim stays as it is."""
 
     record: ClaimRecord
 
 
-@dataclass(frozen=True, slots=True)
-class Stopped:
+class Stopped(msgspec.Struct, frozen=True):
     """This node's membership is over: `LEFT`, `DOWNED`, `KEPT_DOWN`, or `join failed: ...`. No
     effect follows."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class CommandRefused:
+class CommandRefused(msgspec.Struct, frozen=True):
     """A command is refused."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class MessageDropped:
+class MessageDropped(msgspec.Struct, frozen=True):
     """A message had no effect. `reason` is one of a few fixed texts, fit for a metric's label."""
 
     sender: NodeId

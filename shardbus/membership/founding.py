@@ -49,8 +49,9 @@ Source: docs/guarantees.md; B.144.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from math import inf
+
+import msgspec
 
 from shardbus.backoff import doubling
 from shardbus.config.settings import ClusterSettings
@@ -86,8 +87,7 @@ def owner_of(cluster: int) -> str:
     return f"cluster {cluster}"
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimFinding:
+class ClaimFinding(msgspec.Struct, frozen=True):
     """The finding of a node that is no member, from a look at the record. `contacts`: members of
     its own cluster. `free`: that cluster has ended, and its claim can be freed. `refusal`: why this
     node must end."""

@@ -46,7 +46,9 @@ Source: S1.9-S1.14, S1.40-S1.44, B.10-B.13, S3.12, S3.34.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from shardbus.errors import LocalProtocolError
 from shardbus.ids import NodeId
@@ -73,8 +75,7 @@ carries all of it in every state. The writing node checks the number of names (`
 keeps every name, as it must, so concurrent writers may exceed the number together."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Meta:
+class Meta(msgspec.Struct, frozen=True, order=True):
     """Bytes of the application under one name. The higher version wins a merge; of equal versions,
     the greater bytes win."""
 
@@ -82,17 +83,16 @@ class Meta:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Gossip:
+class Gossip(msgspec.Struct, frozen=True):
     """One copy of the cluster's state. Immutable. `members` is in address order."""
 
-    members: Mapping[NodeId, Member] = field(default_factory=dict)
+    members: Mapping[NodeId, Member] = msgspec.field(default_factory=dict)
     seen: frozenset[NodeId] = frozenset()
-    reachability: Reachability = field(default_factory=Reachability)
-    clock: VectorClock = field(default_factory=VectorClock)
-    tombstones: Mapping[NodeId, float] = field(default_factory=dict)
-    epochs: Mapping[str, int] = field(default_factory=dict)
-    meta: Mapping[str, Meta] = field(default_factory=dict)
+    reachability: Reachability = msgspec.field(default_factory=Reachability)
+    clock: VectorClock = msgspec.field(default_factory=VectorClock)
+    tombstones: Mapping[NodeId, float] = msgspec.field(default_factory=dict)
+    epochs: Mapping[str, int] = msgspec.field(default_factory=dict)
+    meta: Mapping[str, Meta] = msgspec.field(default_factory=dict)
     kept_down: frozenset[NodeId] = frozenset()
 
     # -- changes: each bumps the author's counter ------------------------------------------------

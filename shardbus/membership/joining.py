@@ -44,8 +44,10 @@ Source: S1.6, S1.32, S1.33, S3.11, B.1-B.3, B.144.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from enum import Enum, auto
+
+import msgspec
+from msgspec.structs import replace
 
 from shardbus.backoff import doubling
 from shardbus.config.settings import ClusterSettings
@@ -172,8 +174,7 @@ class JoinStep(Enum):
     """Drop the message, for the progress's reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class JoinProgress:
+class JoinProgress(msgspec.Struct, frozen=True):
     """The result of one step of joining."""
 
     send: tuple[Effect, ...] = ()

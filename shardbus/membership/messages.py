@@ -20,7 +20,8 @@ Source: S1.23, S1.34, S1.40-S1.44, B.1-B.3.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from shardbus.ids import Address, NodeId
 from shardbus.membership.gossip import Gossip
@@ -43,8 +44,7 @@ TEXT_MAX = 4096
 """Characters, at most, of a setting's value and of a reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class Greeting:
+class Greeting(msgspec.Struct, frozen=True):
     """The facts on which both sides of a join must agree."""
 
     cluster: str
@@ -64,15 +64,13 @@ class Greeting:
         return self.oldest or self.protocol
 
 
-@dataclass(frozen=True, slots=True)
-class InitJoin:
+class InitJoin(msgspec.Struct, frozen=True):
     """Ask a seed whether it admits the sender."""
 
     greeting: Greeting
 
 
-@dataclass(frozen=True, slots=True)
-class InitAck:
+class InitAck(msgspec.Struct, frozen=True):
     """The seed admits the sender of InitJoin, which now sends Join with this cookie. It proves that
     the sender receives messages."""
 
@@ -80,13 +78,11 @@ class InitAck:
     cookie: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class InitNack:
+class InitNack(msgspec.Struct, frozen=True):
     """The seed is not a member yet. As the answer to a Join, also: the member is on its way out."""
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(msgspec.Struct, frozen=True):
     """Ask a member to find out whether it reaches the sender (`trials`). The cookie is the one in
     the member's InitAck."""
 
@@ -94,8 +90,7 @@ class Trial:
     cookie: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TrialResult:
+class TrialResult(msgspec.Struct, frozen=True):
     """A member's findings. Each text says why a way to the receiver does not work, and is empty if
     it does. `others`: the places of other members that can try the receiver."""
 
@@ -104,8 +99,7 @@ class TrialResult:
     others: tuple[Address, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Join:
+class Join(msgspec.Struct, frozen=True):
     """Ask a member to admit the sender. The cookie is the one in the member's InitAck."""
 
     greeting: Greeting
@@ -113,23 +107,20 @@ class Join:
     cookie: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class JoinRefused:
+class JoinRefused(msgspec.Struct, frozen=True):
     """The sender can never be admitted. `reason` names the differences, with both values, in at
     most `TEXT_MAX` characters."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Welcome:
+class Welcome(msgspec.Struct, frozen=True):
     """The sender of Join is admitted. `gossip` is the state with it. Tombstones carry ages."""
 
     gossip: Gossip
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(msgspec.Struct, frozen=True):
     """Ask for a sign of life. `sent_at` is the sender's clock, and only the sender reads it. `lag`:
     seconds by which the sender's timers have been late lately."""
 
@@ -138,8 +129,7 @@ class Heartbeat:
     lag: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatReply:
+class HeartbeatReply(msgspec.Struct, frozen=True):
     """A sign of life. The first two numbers are the heartbeat's. `lag` is the replying node's.
     `consent`: the replying node counts the receiver as one of its side (`suspension`). `vitals`:
     how busy the replying node is, if it has measured it."""
@@ -151,24 +141,21 @@ class HeartbeatReply:
     vitals: Vitals | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GossipStatus:
+class GossipStatus(msgspec.Struct, frozen=True):
     """The sender's version, and the number of nodes that have seen it, by the sender's view."""
 
     clock: VectorClock
     seen: int
 
 
-@dataclass(frozen=True, slots=True)
-class GossipSeen:
+class GossipSeen(msgspec.Struct, frozen=True):
     """The sender has this version now. The leader notices convergence by it, without full
     states."""
 
     clock: VectorClock
 
 
-@dataclass(frozen=True, slots=True)
-class GossipState:
+class GossipState(msgspec.Struct, frozen=True):
     """The sender's copy of the state. `to` must be the receiver. Tombstones carry ages."""
 
     to: NodeId

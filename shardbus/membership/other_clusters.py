@@ -27,7 +27,8 @@ Source: S3.27, S3.29; docs/how-to/operate.md.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from shardbus.ids import Address, NodeId
 from shardbus.membership.events import Effect, Notice, SendControl
@@ -52,8 +53,7 @@ SUSPECTED_S = 4.0
 SUSPECTS_MAX = 50
 
 
-@dataclass(slots=True)
-class _Seed:
+class _Seed(msgspec.Struct):
     """The findings about one seed. `waits`: it has been asked, and has not answered."""
 
     ask_at: float

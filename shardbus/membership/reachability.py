@@ -24,8 +24,9 @@ Source: S1.20, S1.24, S1.25, B.10; docs/architecture.md.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
 from enum import IntEnum
+
+import msgspec
 
 from shardbus.ids import NodeId
 
@@ -42,8 +43,7 @@ class Flag(IntEnum):
 FINAL = (Flag.QUARANTINED, Flag.TERMINATED)
 
 
-@dataclass(frozen=True, slots=True)
-class ObserverRow:
+class ObserverRow(msgspec.Struct, frozen=True):
     """One observer's flags. `flags` holds only subjects that are not reachable."""
 
     version: int
@@ -60,11 +60,10 @@ class ObserverRow:
         return ObserverRow(self.version, flags)
 
 
-@dataclass(frozen=True, slots=True)
-class Reachability:
+class Reachability(msgspec.Struct, frozen=True):
     """The rows of all observers. Immutable."""
 
-    rows: Mapping[NodeId, ObserverRow] = field(default_factory=dict)
+    rows: Mapping[NodeId, ObserverRow] = msgspec.field(default_factory=dict)
 
     def flag(self, observer: NodeId, subject: NodeId) -> Flag:
         """Return the observer's flag for the subject."""

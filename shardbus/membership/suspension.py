@@ -60,8 +60,9 @@ Source: docs/downing.md; S2.4, S4.13.
 from __future__ import annotations
 
 from collections.abc import Collection, Container
-from dataclasses import replace
 from math import inf
+
+from msgspec.structs import replace
 
 from shardbus.config.settings import ClusterSettings
 from shardbus.ids import NodeId

@@ -35,8 +35,9 @@ Source: docs/architecture.md.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import inf
+
+import msgspec
 
 from shardbus.ids import Address, NodeId
 from shardbus.membership.events import Effect, Probe, Publish, SendControl, Subscribe, Unsubscribe
@@ -66,8 +67,7 @@ WHY: dict[ProbeOutcome, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class BrokenLink:
+class BrokenLink(msgspec.Struct, frozen=True):
     """A way between this node and another one that does not work. `address`: where a connection is
     not answered; `by`: the node that connects there, None if this node does."""
 
@@ -88,8 +88,7 @@ class BrokenLink:
 # -- the joining node ------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Examiner:
+class _Examiner(msgspec.Struct):
     """A member by which this node is tried, and the evidence of it."""
 
     node: NodeId
@@ -231,8 +230,7 @@ class Trials:
 # -- the examiner ----------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Examined:
+class _Examined(msgspec.Struct):
     """A joining node. `probes`: a probe is under way."""
 
     member: Member

@@ -11,8 +11,9 @@ Source: S1.11, S3.12.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
 from enum import Enum, auto
+
+import msgspec
 
 from shardbus.ids import NodeId
 
@@ -26,11 +27,10 @@ class Order(Enum):
     CONCURRENT = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class VectorClock:
+class VectorClock(msgspec.Struct, frozen=True):
     """An immutable clock. A node that is not in `counters` counts as 0."""
 
-    counters: Mapping[NodeId, int] = field(default_factory=dict)
+    counters: Mapping[NodeId, int] = msgspec.field(default_factory=dict)
 
     def bumped(self, node: NodeId) -> VectorClock:
         """Return the clock with one more change by `node`."""

@@ -11,7 +11,9 @@ Source: B.20-B.22.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from shardbus.ids import Address, NodeId
 from shardbus.membership.downing.split import Decision, survey
@@ -32,8 +34,7 @@ BESIDE_MEMBERS = ("leader", "converged", "epochs", "meta")
 """The fields of a view that say nothing about a member's state."""
 
 
-@dataclass(frozen=True, slots=True)
-class MembershipView:
+class MembershipView(msgspec.Struct, frozen=True):
     """The cluster as this node sees it now. Tuples are in address order."""
 
     me: NodeId
@@ -51,10 +52,10 @@ class MembershipView:
     (`downing.links`). A member that only a node without any working link reports is none."""
     leader: NodeId | None = None
     converged: bool = False
-    epochs: Mapping[str, int] = field(default_factory=dict)
+    epochs: Mapping[str, int] = msgspec.field(default_factory=dict)
     """The highest coordinator epoch known, per entity type, and the epoch of decisions by lease
     (`downing.split.EPOCHS`)."""
-    meta: Mapping[str, bytes] = field(default_factory=dict)
+    meta: Mapping[str, bytes] = msgspec.field(default_factory=dict)
     """Bytes that the application has written, by name."""
 
     def member(self, node: NodeId) -> Member | None:
@@ -126,138 +127,119 @@ def _doubtful(gossip: Gossip, me: NodeId) -> tuple[NodeId, ...]:
     return tuple(n for n in gossip.members if n != me and (n in split.cut or n in split.broken))
 
 
-@dataclass(frozen=True, slots=True)
-class MemberJoined:
+class MemberJoined(msgspec.Struct, frozen=True):
     """A node is Joining."""
 
     member: Member
 
 
-@dataclass(frozen=True, slots=True)
-class MemberWeaklyUp:
+class MemberWeaklyUp(msgspec.Struct, frozen=True):
     """A member works, though the cluster has not converged on it."""
 
     member: Member
 
 
-@dataclass(frozen=True, slots=True)
-class MemberUp:
+class MemberUp(msgspec.Struct, frozen=True):
     """A member is Up."""
 
     member: Member
 
 
-@dataclass(frozen=True, slots=True)
-class MemberPreparingForShutdown:
+class MemberPreparingForShutdown(msgspec.Struct, frozen=True):
     """A member stops with the whole cluster."""
 
     member: Member
 
 
-@dataclass(frozen=True, slots=True)
-class MemberReadyForShutdown:
+class MemberReadyForShutdown(msgspec.Struct, frozen=True):
     """All nodes have seen that the whole cluster stops; the member's process ends."""
 
     member: Member
 
 
-@dataclass(frozen=True, slots=True)
-class MemberLeaving:
+class MemberLeaving(msgspec.Struct, frozen=True):
     """A member leaves gracefully."""
 
     member: Member
 
 
-@dataclass(frozen=True, slots=True)
-class MemberExiting:
+class MemberExiting(msgspec.Struct, frozen=True):
     """A member is about to be removed gracefully."""
 
     member: Member
 
 
-@dataclass(frozen=True, slots=True)
-class MemberDowned:
+class MemberDowned(msgspec.Struct, frozen=True):
     """A member was declared Down."""
 
     member: Member
 
 
-@dataclass(frozen=True, slots=True)
-class MemberRemoved:
+class MemberRemoved(msgspec.Struct, frozen=True):
     """A member is removed for good. `member` is as it was last known."""
 
     member: Member
 
 
-@dataclass(frozen=True, slots=True)
-class UnreachableMember:
+class UnreachableMember(msgspec.Struct, frozen=True):
     """Some observer cannot reach this member."""
 
     member: Member
     terminated: bool
 
 
-@dataclass(frozen=True, slots=True)
-class QuarantinedMember:
+class QuarantinedMember(msgspec.Struct, frozen=True):
     """This member answers, but messages that must arrive did not reach it. Its process must
     restart."""
 
     member: Member
 
 
-@dataclass(frozen=True, slots=True)
-class ReachableMember:
+class ReachableMember(msgspec.Struct, frozen=True):
     """Every observer of this member reaches it again."""
 
     member: Member
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceChanged:
+class ServiceChanged(msgspec.Struct, frozen=True):
     """An operator has opened, cordoned or drained this member."""
 
     member: Member
 
 
-@dataclass(frozen=True, slots=True)
-class LeaderChanged:
+class LeaderChanged(msgspec.Struct, frozen=True):
     """Another node is the leader."""
 
     leader: NodeId | None
 
 
-@dataclass(frozen=True, slots=True)
-class RoleLeaderChanged:
+class RoleLeaderChanged(msgspec.Struct, frozen=True):
     """Another member is the leader among those with this role."""
 
     role: str
     leader: NodeId | None
 
 
-@dataclass(frozen=True, slots=True)
-class ConvergenceChanged:
+class ConvergenceChanged(msgspec.Struct, frozen=True):
     """All nodes have the same version, or not any more."""
 
     converged: bool
 
 
-@dataclass(frozen=True, slots=True)
-class MetaChanged:
+class MetaChanged(msgspec.Struct, frozen=True):
     """The application has written these bytes."""
 
     name: str
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class SelfStarved:
+class SelfStarved(msgspec.Struct, frozen=True):
     """This node's own timer was late by `seconds`: its process or its machine lacked CPU time."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class NodeStarved:
+class NodeStarved(msgspec.Struct, frozen=True):
     """A member reports that its timers were late by `seconds`: it lacks CPU time and is not
     dead."""
 
@@ -265,8 +247,7 @@ class NodeStarved:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class SlowHeartbeat:
+class SlowHeartbeat(msgspec.Struct, frozen=True):
     """A heartbeat's reply took nearly the time that would have made the member
     unreachable."""
 
@@ -274,8 +255,7 @@ class SlowHeartbeat:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class OtherCluster:
+class OtherCluster(msgspec.Struct, frozen=True):
     """A cluster of this one's name that a seed is in. `node`: the seed's node. `reason`: why this
     node could not be in that cluster; empty if it could, had it joined there. `writes`: it is no
     seed, but a node that this node's store names."""
@@ -286,22 +266,19 @@ class OtherCluster:
     writes: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class OtherClustersChanged:
+class OtherClustersChanged(msgspec.Struct, frozen=True):
     """Seeds of this node are in other clusters; none is any more, if there are no clusters here."""
 
     clusters: tuple[OtherCluster, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DowningDecided:
+class DowningDecided(msgspec.Struct, frozen=True):
     """A split was decided. The decision carries its reason."""
 
     decision: Decision
 
 
-@dataclass(frozen=True, slots=True)
-class HandlingSuspended:
+class HandlingSuspended(msgspec.Struct, frozen=True):
     """This node's entities handle no messages: it lost contact to the members that its strategy
     requires. `silent`: the members without contact."""
 
@@ -309,15 +286,13 @@ class HandlingSuspended:
     silent: tuple[NodeId, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class HandlingResumed:
+class HandlingResumed(msgspec.Struct, frozen=True):
     """This node's entities handle messages again, after `seconds`."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class RivalCluster:
+class RivalCluster(msgspec.Struct, frozen=True):
     """The state store holds the claim of another cluster of this name: two use one store.
     `addresses`: its members, empty if they are not known. `gone`: this cluster has the claim
     again."""
@@ -326,8 +301,7 @@ class RivalCluster:
     gone: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class FoundingWaits:
+class FoundingWaits(msgspec.Struct, frozen=True):
     """This node founds no cluster yet, because another one has, or had, the store's claim. `reason`
     completes the sentence that starts with the node."""
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -44,8 +43,7 @@ WORK_MAX = 1000
 """Answers that take time and run at once, at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(msgspec.Struct, frozen=True):
     """A question: its name, the function that answers it, and the types of its arguments as a
     tuple."""
 

@@ -18,7 +18,8 @@ Source: docs/architecture.md; S1.25.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from shardbus.ids import NodeId
 from shardbus.transport.session import Session
@@ -32,8 +33,7 @@ TESTS_MAX = 9
 """Members that are tested."""
 
 
-@dataclass(slots=True)
-class StalledSession:
+class StalledSession(msgspec.Struct):
     """A session on which nothing is acknowledged, and the `seconds` since the last progress."""
 
     sign: tuple[int, int]

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from shardbus.guarded_log import GuardedLog
 from shardbus.transport.asks import CoarseClock
@@ -29,8 +30,7 @@ QUIET_TICKS = 30 * SECOND
 """Between two logged failures of one task."""
 
 
-@dataclass(slots=True)
-class _Task:
+class _Task(msgspec.Struct):
     name: str
     run: Callable[[int], object]
     period: int

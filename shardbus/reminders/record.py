@@ -16,7 +16,7 @@ Source: docs/how-to/reminders.md.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from zlib import crc32
 
@@ -101,11 +101,10 @@ def jitter(rule: Rule, token: int, number: int) -> int:
     return crc32(b"%d/%d" % (token, number)) % (rule.jitter_ms + 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True):
     """All reminders of an entity, by name."""
 
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, Entry] = msgspec.field(default_factory=dict)
 
     @property
     def due(self) -> int:

@@ -25,9 +25,10 @@ Source: docs/how-to/reminders.md; B.119.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import TypeAlias, assert_never
+
+import msgspec
 
 from shardbus.backoff import doubling
 from shardbus.store.protocol import Due
@@ -49,31 +50,27 @@ END: Due = (2**63, "")
 # Into the machine.
 
 
-@dataclass(frozen=True, slots=True)
-class IndexRead:
+class IndexRead(msgspec.Struct, frozen=True):
     """Answer to ReadIndex."""
 
     entries: tuple[Due, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
+class Saved(msgspec.Struct, frozen=True):
     """An entity has stored its reminders, the first of which is due then; 0 for none."""
 
     entity_id: str
     due: int
 
 
-@dataclass(frozen=True, slots=True)
-class Doubtful:
+class Doubtful(msgspec.Struct, frozen=True):
     """A save of these reminders has no answer."""
 
     entity_id: str
     due: int
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True):
     """A woken entity has looked after its reminders. Not `done`: it is to be woken again. `raised`:
     the handler of a reminder has failed; else the entity did not start, or the store failed."""
 
@@ -88,16 +85,14 @@ Event: TypeAlias = IndexRead | Saved | Doubtful | Ended
 # Out of it.
 
 
-@dataclass(frozen=True, slots=True)
-class ReadIndex:
+class ReadIndex(msgspec.Struct, frozen=True):
     """Read the index after this entry, `limit` entries at most. Answer: IndexRead, at some time."""
 
     after: Due | None
     limit: int = WINDOW
 
 
-@dataclass(frozen=True, slots=True)
-class Wake:
+class Wake(msgspec.Struct, frozen=True):
     """Hand this entity the message that lets it look after its reminders. Answer: Ended.
     `attempt`: 1 and the handlers that have raised in a row."""
 

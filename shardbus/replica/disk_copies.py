@@ -16,7 +16,6 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -43,14 +42,13 @@ TURN_ROWS, TURN_BYTES = 1000, 2**20
 """Rows of a frame, at most, and the bytes of their states after which it ends."""
 
 
-@dataclass(slots=True)
-class DiskCopy:
+class DiskCopy(msgspec.Struct):
     """The content of a disk's directory, or of a backup."""
 
     path: Path
-    place: RingDisk = field(default_factory=lambda: RingDisk(-1))
-    state: DiskState = field(default_factory=DiskState)
-    findings: list[str] = field(default_factory=list)
+    place: RingDisk = msgspec.field(default_factory=lambda: RingDisk(-1))
+    state: DiskState = msgspec.field(default_factory=DiskState)
+    findings: list[str] = msgspec.field(default_factory=list)
     """Each damage, with its place; empty if a start would take the whole disk."""
     segments: int = 0
     bytes: int = 0

@@ -20,9 +20,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+import msgspec
 
 from shardbus.config.settings import SecuritySettings
 from shardbus.errors import ConfigError
@@ -46,8 +47,7 @@ GC_THRESHOLDS = (50_000, 20, 50)
 """Calls and answers live for one turn; the collector finds little."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaOptions:
+class ReplicaOptions(msgspec.Struct, frozen=True):
     """How a replica runs. `host` and `port`: where it listens. `memory` and `log_bytes`: as the
     settings of these names."""
 

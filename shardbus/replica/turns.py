@@ -25,8 +25,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
+
+import msgspec
 
 from shardbus.guarded_log import GuardedLog
 from shardbus.replica.disk import ReplicaDisk
@@ -50,16 +51,14 @@ WAITING_MAX = 100_000
 """Answers that wait for a sync, above which further calls are dropped."""
 
 
-@dataclass(slots=True)
-class _Turn:
+class _Turn(msgspec.Struct):
     """Calls that wait for the next sync, in their order."""
 
-    calls: list[Callable[[], None]] = field(default_factory=list)
+    calls: list[Callable[[], None]] = msgspec.field(default_factory=list)
     count: int = 0
 
 
-@dataclass(slots=True)
-class _Rewrite:
+class _Rewrite(msgspec.Struct):
     """Every row is written anew. `number`: the first segment that has them."""
 
     number: int

@@ -33,8 +33,9 @@ Source: docs/architecture.md; S2.75.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
+
+import msgspec
 
 from shardbus.ids import Address
 from shardbus.replication.ring import NO_RING, ReplicaRing, RingMember, first_ring, is_related
@@ -48,8 +49,7 @@ class FoundingState(Enum):
     FOUNDED = "founded"
 
 
-@dataclass(frozen=True, slots=True)
-class DiskReport:
+class DiskReport(msgspec.Struct, frozen=True):
     """A replica's report of its disk. `ring`: the disks of the store, NO_RING if BLANK. `peers`:
     the addresses that the replica was started with."""
 
@@ -59,8 +59,7 @@ class DiskReport:
     peers: tuple[str, ...]
 
 
-@dataclass(slots=True)
-class Founding:
+class Founding(msgspec.Struct):
     """The state of one disk.
 
     Args:
@@ -78,7 +77,7 @@ class Founding:
     ring: ReplicaRing = NO_RING
     founded: bool = False
     may_found: bool = True
-    reports: dict[Address, DiskReport] = field(default_factory=dict)
+    reports: dict[Address, DiskReport] = msgspec.field(default_factory=dict)
     """The last report of each other replica."""
 
     @property

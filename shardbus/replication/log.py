@@ -31,11 +31,12 @@ Source: docs/architecture.md; S2.32, S3.85.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from struct import Struct
 from typing import NamedTuple
 from zlib import crc32
+
+import msgspec
 
 MAGIC = b"shbuslg2"
 READABLE = (b"shbuslg1", MAGIC)
@@ -95,8 +96,7 @@ class SegmentEnd(Enum):
     DAMAGED = "damaged"
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(msgspec.Struct, frozen=True):
     """The content of a file. `length`: the bytes up to the end of the last whole frame."""
 
     header: SegmentHeader | None
@@ -164,8 +164,7 @@ def damage_of(segments: Mapping[int, Segment], compacted: int, disk: int | None 
     return ""
 
 
-@dataclass(slots=True)
-class LogPlan:
+class LogPlan(msgspec.Struct):
     """Decides where a turn goes, when rows are written anew, and which segments may go.
 
         idle       `bytes` is below the limit
@@ -177,7 +176,7 @@ class LogPlan:
     """
 
     limit: int
-    sizes: dict[int, int] = field(default_factory=dict)
+    sizes: dict[int, int] = msgspec.field(default_factory=dict)
     """Bytes of each segment that there is, by its number."""
     rewritten_from: int = 0
     """The first segment of a compaction under way; 0 without one."""

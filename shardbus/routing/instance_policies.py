@@ -30,9 +30,10 @@ Source: docs/partitions.md; Lamping and Veach, "A Fast, Minimal Memory, Consiste
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from random import Random
 from zlib import crc32
+
+import msgspec
 
 from shardbus.config.options import closest
 from shardbus.errors import ConfigError
@@ -50,8 +51,7 @@ HERE, SAME_ZONE, ELSEWHERE = 0.0, 1.0, 2.0
 """Distances."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """A router with its options, as `ref.to` takes them."""
 
     policy: str = NEAREST

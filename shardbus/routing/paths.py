@@ -18,7 +18,8 @@ Source: S3.4-S3.6, S3.46.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from shardbus.bounds import TYPES_WITHIN_MAX
 from shardbus.errors import ConfigError

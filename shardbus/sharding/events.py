@@ -17,7 +17,8 @@ Not here: the messages between regions and coordinators (`messages`).
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from shardbus.ids import NodeId
 from shardbus.sharding import messages as msg
@@ -33,39 +34,34 @@ Message = msg.Message
 # Events of both machines.
 
 
-@dataclass(frozen=True, slots=True)
-class MessageReceived:
+class MessageReceived(msgspec.Struct, frozen=True):
     """A message arrived. `sender` is the transport's peer, whatever the message names."""
 
     sender: NodeId
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class EpochSeen:
+class EpochSeen(msgspec.Struct, frozen=True):
     """Gossip shows a coordinator with this epoch."""
 
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimLost:
+class ClaimLost(msgspec.Struct, frozen=True):
     """The store has lost the claim of the epoch under which this coordinator rules."""
 
 
 # Effects of both machines.
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(msgspec.Struct, frozen=True):
     """Send this message to that node."""
 
     to: NodeId
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(msgspec.Struct, frozen=True):
     """Log and count something. `kind` is one word of a fixed vocabulary, the label of the metric;
     `detail` is text for operators. Its subject, if that is one thing, is a field of the log: a
     shard, an entity, or an epoch other than the epoch of the region here."""
@@ -81,57 +77,49 @@ class Note:
 # Events of the coordinator.
 
 
-@dataclass(frozen=True, slots=True)
-class Prepare:
+class Prepare(msgspec.Struct, frozen=True):
     """Load the table and keep requests: this coordinator is next, another one still rules. Start
     follows. `epoch_floor` is the highest epoch that gossip shows."""
 
     epoch_floor: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(msgspec.Struct, frozen=True):
     """Claim an epoch and rule. `epoch_floor` is the highest epoch that gossip shows."""
 
     epoch_floor: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Retire:
+class Retire(msgspec.Struct, frozen=True):
     """Finish the write under way and start nothing new: another coordinator is next. Answer:
     Stop."""
 
 
-@dataclass(frozen=True, slots=True)
-class TableLoaded:
+class TableLoaded(msgspec.Struct, frozen=True):
     """Answer to LoadTable: the stored table, None if there is none."""
 
     table: StoredTable | None
 
 
-@dataclass(frozen=True, slots=True)
-class EpochClaimed:
+class EpochClaimed(msgspec.Struct, frozen=True):
     """Answer to ClaimEpoch: the epoch is this coordinator's, and this is the table."""
 
     table: StoredTable
 
 
-@dataclass(frozen=True, slots=True)
-class EpochRefused:
+class EpochRefused(msgspec.Struct, frozen=True):
     """Answer to ClaimEpoch: the store is at epoch `stored` already."""
 
     stored: int
 
 
-@dataclass(frozen=True, slots=True)
-class StoreFailed:
+class StoreFailed(msgspec.Struct, frozen=True):
     """LoadTable or ClaimEpoch had no answer in time. The store may or may not have done it."""
 
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class MembersChanged:
+class MembersChanged(msgspec.Struct, frozen=True):
     """The nodes that may run a region or proxy of the type: all of them, each time.
 
     A node that was among them and is no longer has terminated. `unfit` take no new shards: leaving,
@@ -144,19 +132,17 @@ class MembersChanged:
     unfit: tuple[NodeId, ...] = ()
     unsettled: bool = False
     draining: tuple[NodeId, ...] = ()
-    versions: Mapping[NodeId, str] = field(default_factory=dict)
-    zones: Mapping[NodeId, str] = field(default_factory=dict)
+    versions: Mapping[NodeId, str] = msgspec.field(default_factory=dict)
+    zones: Mapping[NodeId, str] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Persisted:
+class Persisted(msgspec.Struct, frozen=True):
     """Answer to Persist: the write is durable."""
 
     op_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class PersistFailed:
+class PersistFailed(msgspec.Struct, frozen=True):
     """Answer to Persist. `definite_stale`: the store refused it, for another coordinator rules.
     Otherwise it may or may not have been applied, and the same operation is tried again. `why`: the
     store's error."""
@@ -166,21 +152,18 @@ class PersistFailed:
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Rebalance:
+class Rebalance(msgspec.Struct, frozen=True):
     """Check the balance now, at an operator's request."""
 
 
-@dataclass(frozen=True, slots=True)
-class StopShards:
+class StopShards(msgspec.Struct, frozen=True):
     """Stop these shards, at an operator's request. The next message for a shard starts it again.
     Answer: ShardsStopped, for some shards at a time."""
 
     shards: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StrategyAnswered:
+class StrategyAnswered(msgspec.Struct, frozen=True):
     """Answer to AskStrategy: the answer to each question, and the strategy's faults. Without
     answers it was not called."""
 
@@ -199,21 +182,18 @@ CoordinatorEvent = (
 # Effects of the coordinator.
 
 
-@dataclass(frozen=True, slots=True)
-class LoadTable:
+class LoadTable(msgspec.Struct, frozen=True):
     """Read the stored table. Answer: TableLoaded or StoreFailed."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimEpoch:
+class ClaimEpoch(msgspec.Struct, frozen=True):
     """Claim the stored table. Answer: EpochClaimed, EpochRefused or StoreFailed."""
 
     epoch: int
     layout: str
 
 
-@dataclass(frozen=True, slots=True)
-class Persist:
+class Persist(msgspec.Struct, frozen=True):
     """Write these homes in one atomic step. Answer: Persisted or PersistFailed. Only one is under
     way at a time."""
 
@@ -222,22 +202,19 @@ class Persist:
     homes: Mapping[str, tuple[NodeId, int] | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(msgspec.Struct, frozen=True):
     """Discard this coordinator: it does and sends nothing any more."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ShardsStopped:
+class ShardsStopped(msgspec.Struct, frozen=True):
     """Report these shards, which StopShards named, as stopped: they run nowhere now."""
 
     shards: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class AskStrategy:
+class AskStrategy(msgspec.Struct, frozen=True):
     """Call this in a thread: it asks a user's strategy, and may never return. Only one is under way
     at a time. Answer: its result."""
 
@@ -252,8 +229,7 @@ CoordinatorEffect = (
 # Events of a region.
 
 
-@dataclass(frozen=True, slots=True)
-class Deliver:
+class Deliver(msgspec.Struct, frozen=True):
     """A message for a shard, or a Flush, that the shell could not send by a route of its own.
 
     Local senders come here while the shard's route is unset. A message from a session comes here
@@ -269,39 +245,34 @@ class Deliver:
     older: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Expired:
+class Expired(msgspec.Struct, frozen=True):
     """Asks have expired among the waiting messages for these shards, and their senders have the
     error. They keep their places until the room is needed."""
 
     shards: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Withdrawn:
+class Withdrawn(msgspec.Struct, frozen=True):
     """These messages, each with its shard, wait no more: their senders have an error, or have given
     them up."""
 
     messages: Returned
 
 
-@dataclass(frozen=True, slots=True)
-class Watch:
+class Watch(msgspec.Struct, frozen=True):
     """Request the homes of these shards, although no message waits for them."""
 
     shards: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class InstancesDescribed:
+class InstancesDescribed(msgspec.Struct, frozen=True):
     """A node describes the type to this client as one with that many instances. Ignored once the
     coordinator's number is known."""
 
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class CoordinatorAt:
+class CoordinatorAt(msgspec.Struct, frozen=True):
     """The coordinator is on this node; None if no node is known to have it. The shell repeats the
     event when a new coordinator starts on the same node. For a client: any node it has a session
     with. `why_no_home`: why no member can give or be a home, as a text for senders."""
@@ -310,23 +281,20 @@ class CoordinatorAt:
     why_no_home: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class FlushDone:
+class FlushDone(msgspec.Struct, frozen=True):
     """The Flush of that number was echoed."""
 
     shard: str
     flush_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class ShardReady:
+class ShardReady(msgspec.Struct, frozen=True):
     """Answer to StartShard: the shard takes messages."""
 
     shard: str
 
 
-@dataclass(frozen=True, slots=True)
-class ShardDown:
+class ShardDown(msgspec.Struct, frozen=True):
     """No entity of the shard runs here. Answer to StopShard, or unasked after a failure. `left` are
     the messages that its entities have not handled, in order; they are older than anything that
     waits. `carried` is the entities' in-memory data."""
@@ -336,8 +304,7 @@ class ShardDown:
     carried: tuple[CarriedEntity, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class NodeGone:
+class NodeGone(msgspec.Struct, frozen=True):
     """That process has ended, or will never answer again. `returned` are the messages for it that
     were never sent, in order; they are older than anything that waits."""
 
@@ -345,28 +312,24 @@ class NodeGone:
     returned: Returned = ()
 
 
-@dataclass(frozen=True, slots=True)
-class NodeBack:
+class NodeBack(msgspec.Struct, frozen=True):
     """That process was taken for dead, and answers."""
 
     node: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class NodeLeft:
+class NodeLeft(msgspec.Struct, frozen=True):
     """That node has left the cluster in order; it forwards the messages sent to it. NodeGone
     follows."""
 
     node: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class Shutdown:
+class Shutdown(msgspec.Struct, frozen=True):
     """Move every shard away. Answer: Drained. The region goes on sending."""
 
 
-@dataclass(frozen=True, slots=True)
-class AskTableVersions:
+class AskTableVersions(msgspec.Struct, frozen=True):
     """The application waits until the other nodes have this node's version of the table."""
 
 
@@ -381,23 +344,20 @@ RegionEvent = (
 # Effects of a region.
 
 
-@dataclass(frozen=True, slots=True)
-class SendCoordinator:
+class SendCoordinator(msgspec.Struct, frozen=True):
     """Send this message to the node that the last CoordinatorAt named."""
 
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class SetRoute:
+class SetRoute(msgspec.Struct, frozen=True):
     """Let local senders send to `node` directly (it may be this node); if None, by Deliver."""
 
     shard: str
     node: NodeId | None
 
 
-@dataclass(frozen=True, slots=True)
-class SetArrivals:
+class SetArrivals(msgspec.Struct, frozen=True):
     """Let in the messages that arrive on sessions for the shard (`local`), or pass them to Deliver.
     With `via`, let in only that node's messages."""
 
@@ -406,8 +366,7 @@ class SetArrivals:
     via: NodeId | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(msgspec.Struct, frozen=True):
     """Send these messages to `node`, or deliver them here, in this order, now. It comes before the
     SetRoute that lets later messages follow."""
 
@@ -416,8 +375,7 @@ class Release:
     messages: tuple[BufferedMessage, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SendFlush:
+class SendFlush(msgspec.Struct, frozen=True):
     """Send a Flush for the shard to the node, behind everything sent there. It travels as messages
     do, and the node that hosts the shard echoes it. Answer: FlushDone. A Flush that is lost has no
     answer, and the region sends it again."""
@@ -427,8 +385,7 @@ class SendFlush:
     flush_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class StartShard:
+class StartShard(msgspec.Struct, frozen=True):
     """Start the shard; its entities have this fence. `carried` is their in-memory data from the old
     home. Answer: ShardReady."""
 
@@ -437,8 +394,7 @@ class StartShard:
     carried: tuple[CarriedEntity, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class StopShard:
+class StopShard(msgspec.Struct, frozen=True):
     """Stop the shard: every entity, after the messages in its mailbox. Answer: ShardDown, also if
     the shard was not ready yet."""
 
@@ -446,8 +402,7 @@ class StopShard:
     fence: int
 
 
-@dataclass(frozen=True, slots=True)
-class Reject:
+class Reject(msgspec.Struct, frozen=True):
     """Fail the message, which is not delivered; its sender gets the error, unless it has expired.
     `reason` is one of the `REJECT_` words of `region/route`."""
 
@@ -456,8 +411,7 @@ class Reject:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Drained:
+class Drained(msgspec.Struct, frozen=True):
     """Report the shutdown as done: no shard runs here, and none will. The answer to Shutdown."""
 
 

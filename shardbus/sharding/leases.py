@@ -34,9 +34,10 @@ Source: B.59, B.99, B.100; docs/guarantees.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import assert_never
+
+import msgspec
 
 from shardbus.sharding.events import Note
 from shardbus.sharding.timers import Timers
@@ -53,22 +54,19 @@ GUARD = 0.1
 # Into the machine.
 
 
-@dataclass(frozen=True, slots=True)
-class WantLease:
+class WantLease(msgspec.Struct, frozen=True):
     """Get this lease and keep it. Answer: LeaseHeld, at some time, and perhaps LeaseLost later."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class DropLease:
+class DropLease(msgspec.Struct, frozen=True):
     """Give the lease up: nothing runs under it. Answer: LeaseFree."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseGranted:
+class LeaseGranted(msgspec.Struct, frozen=True):
     """Answer to AcquireCall. `lease` is None if another owner holds it."""
 
     name: str
@@ -76,8 +74,7 @@ class LeaseGranted:
     lease: Lease | None
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseRenewed:
+class LeaseRenewed(msgspec.Struct, frozen=True):
     """Answer to RenewCall: whether this node still holds it."""
 
     name: str
@@ -85,16 +82,14 @@ class LeaseRenewed:
     kept: bool
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseReturned:
+class LeaseReturned(msgspec.Struct, frozen=True):
     """Answer to ReleaseCall, also if the store did not answer: then the lease ends by itself."""
 
     name: str
     ticket: int
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseCallFailed:
+class LeaseCallFailed(msgspec.Struct, frozen=True):
     """AcquireCall or RenewCall had no answer in time."""
 
     name: str
@@ -106,47 +101,41 @@ Event = WantLease | DropLease | LeaseGranted | LeaseRenewed | LeaseReturned | Le
 # Out of the machine.
 
 
-@dataclass(frozen=True, slots=True)
-class AcquireCall:
+class AcquireCall(msgspec.Struct, frozen=True):
     """Ask the store for the lease. Answer: LeaseGranted or LeaseCallFailed."""
 
     name: str
     ticket: int
 
 
-@dataclass(frozen=True, slots=True)
-class RenewCall:
+class RenewCall(msgspec.Struct, frozen=True):
     """Ask the store to renew the lease. Answer: LeaseRenewed or LeaseCallFailed."""
 
     lease: Lease
     ticket: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseCall:
+class ReleaseCall(msgspec.Struct, frozen=True):
     """Release the lease in the store. Answer: LeaseReturned."""
 
     lease: Lease
     ticket: int
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseHeld:
+class LeaseHeld(msgspec.Struct, frozen=True):
     """Start the owner of the lease: this node holds it."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseLost:
+class LeaseLost(msgspec.Struct, frozen=True):
     """Stop the owner of the lease, which ends in `left` seconds; then drop the lease."""
 
     name: str
     left: float
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseFree:
+class LeaseFree(msgspec.Struct, frozen=True):
     """Answer to DropLease: this node does not hold the lease any more."""
 
     name: str
@@ -192,8 +181,7 @@ TRANSITIONS: dict[tuple[LeaseState, LeaseTrigger], LeaseState] = {
 }
 
 
-@dataclass(slots=True)
-class LeaseEntry:
+class LeaseEntry(msgspec.Struct):
     """One lease. `ticket` is the number of the request under way, 0 for none."""
 
     state: LeaseState = LeaseState.FREE

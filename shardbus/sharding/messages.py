@@ -47,9 +47,9 @@ Source: S0.6-S0.8, S0.20-S0.25, S2.23-S2.28, S2.50-S2.52, S3.33, S3.37, S3.45, S
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
+import msgspec
 from msgspec import Meta
 
 from shardbus.bounds import NODES_MAX, SHARDS_MAX, Epoch, Fence, Id, Text, Version
@@ -74,8 +74,7 @@ Homes = Annotated[tuple[Home, ...], Meta(max_length=SHARDS_MAX)]
 Shards = Annotated[tuple[Id, ...], Meta(max_length=SHARDS_MAX)]
 
 
-@dataclass(frozen=True, slots=True)
-class Register:
+class Register(msgspec.Struct, frozen=True):
     """A region registers and reports its shards, so that a table that the store has lost can be
     rebuilt. A `proxy` hosts nothing. `layout` names the shard function, as in `crc32/100`. Answer:
     RegisterAck or RegisterRefused."""
@@ -86,8 +85,7 @@ class Register:
     hosted: Homes
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterAck:
+class RegisterAck(msgspec.Struct, frozen=True):
     """The coordinator has the region in its table. `homes` has every shard with a settled home."""
 
     epoch: Epoch
@@ -95,8 +93,7 @@ class RegisterAck:
     homes: Homes
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterRefused:
+class RegisterRefused(msgspec.Struct, frozen=True):
     """The region has another layout than the table; `reason` names both. The region must not host
     or send."""
 
@@ -104,16 +101,14 @@ class RegisterRefused:
     reason: Text
 
 
-@dataclass(frozen=True, slots=True)
-class GetShardHome:
+class GetShardHome(msgspec.Struct, frozen=True):
     """A region has messages for these shards, and no home for them. Answer: ShardHomes, at once or
     when they have one. Until then: Wait, with the reason."""
 
     shards: Shards
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(msgspec.Struct, frozen=True):
     """The shards have no home yet, for this reason. ShardHomes follows, without another request."""
 
     epoch: Epoch
@@ -121,16 +116,14 @@ class Wait:
     reason: Text
 
 
-@dataclass(frozen=True, slots=True)
-class ShardHomes:
+class ShardHomes(msgspec.Struct, frozen=True):
     """These shards live here now. Durable in the store before it is sent."""
 
     epoch: Epoch
     homes: Homes
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceCount:
+class InstanceCount(msgspec.Struct, frozen=True):
     """The number of instances of the type, which has rows. Sent after RegisterAck, and when it
     changes. Regions pass it on to their clients."""
 
@@ -138,8 +131,7 @@ class InstanceCount:
     count: Annotated[int, Meta(ge=1, le=INSTANCES_MAX)]
 
 
-@dataclass(frozen=True, slots=True)
-class HostShard:
+class HostShard(msgspec.Struct, frozen=True):
     """The receiver is the home of these shards. Answer: ShardStarted. `behind` has the old homes
     that have messages left for it: they wait for PassOn, and nothing else is let in before."""
 
@@ -148,15 +140,13 @@ class HostShard:
     behind: Homes = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ShardStarted:
+class ShardStarted(msgspec.Struct, frozen=True):
     """The region accepts messages for these shards."""
 
     homes: Homes
 
 
-@dataclass(frozen=True, slots=True)
-class BeginHandOff:
+class BeginHandOff(msgspec.Struct, frozen=True):
     """These shards are about to leave these homes. The receiver stops sending there, buffers, and
     answers BeginHandOffAck once everything sent before has arrived there."""
 
@@ -164,16 +154,14 @@ class BeginHandOff:
     homes: Homes
 
 
-@dataclass(frozen=True, slots=True)
-class BeginHandOffAck:
+class BeginHandOffAck(msgspec.Struct, frozen=True):
     """Everything that this region sent for these shards has arrived at their old home."""
 
     node: NodeId
     homes: Homes
 
 
-@dataclass(frozen=True, slots=True)
-class HandOff:
+class HandOff(msgspec.Struct, frozen=True):
     """Stop these shards: every entity after the messages already in its mailbox. Answer:
     ShardStopped."""
 
@@ -181,8 +169,7 @@ class HandOff:
     homes: Homes
 
 
-@dataclass(frozen=True, slots=True)
-class ShardStopped:
+class ShardStopped(msgspec.Struct, frozen=True):
     """No entity of these shards runs on this node. It may come unasked, and then frees them. The
     node has unhandled messages of the shards in `left`, for the next home."""
 
@@ -191,16 +178,14 @@ class ShardStopped:
     left: Shards = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PassOn:
+class PassOn(msgspec.Struct, frozen=True):
     """The receiver may pass on the messages that it has left of these shards. The homes are the
     sender's, which lets in nothing else before."""
 
     homes: Homes
 
 
-@dataclass(frozen=True, slots=True)
-class ShardLoads:
+class ShardLoads(msgspec.Struct, frozen=True):
     """The load of each shard of this region, except for shards without load, and its node's spare
     capacity for the type, as a part of the node. `kind`: the unit, one of `shard_load`. `rate`:
     messages per second of all these shards; None: the sum of `loads`. `busy`: seconds of their
@@ -218,16 +203,14 @@ class ShardLoads:
     expected: Load = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class GracefulShutdownRequest:
+class GracefulShutdownRequest(msgspec.Struct, frozen=True):
     """A region shuts down: every shard must move away from it, and none may come. Answer:
     RegionStopped, once it hosts nothing."""
 
     node: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class RegionStopped:
+class RegionStopped(msgspec.Struct, frozen=True):
     """The region hosts nothing, gets no shard, and is a proxy in the table from now on."""
 
     node: NodeId
@@ -244,8 +227,7 @@ ShardMoves = Annotated[tuple[ShardMove, ...], Meta(max_length=SHARDS_MAX)]
 Nodes = Annotated[tuple[NodeId, ...], Meta(max_length=NODES_MAX)]
 
 
-@dataclass(frozen=True, slots=True)
-class BeginMove:
+class BeginMove(msgspec.Struct, frozen=True):
     """The receiver, the old home, hands these shards to their new homes in this mode. `senders` are
     the regions and proxies that acknowledge. Durable in the store before it is sent. Answer:
     ShardMoved or MoveRefused, for each shard."""
@@ -256,8 +238,7 @@ class BeginMove:
     moves: ShardMoves
 
 
-@dataclass(frozen=True, slots=True)
-class PrepareMove:
+class PrepareMove(msgspec.Struct, frozen=True):
     """The old home is about to hand these shards to the receiver. Answer: MovePrepared."""
 
     mode: Text
@@ -265,8 +246,7 @@ class PrepareMove:
     moves: ShardMoves
 
 
-@dataclass(frozen=True, slots=True)
-class MovePrepared:
+class MovePrepared(msgspec.Struct, frozen=True):
     """The receiver of PrepareMove is ready to take these shards. Answer: Switch, or
     MoveCancelled. `carries`: the sender takes Carry; an older one does not."""
 
@@ -274,8 +254,7 @@ class MovePrepared:
     carries: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class MoveCancelled:
+class MoveCancelled(msgspec.Struct, frozen=True):
     """The old home keeps these shards; or, from the new home, it does not take them."""
 
     moves: ShardMoves
@@ -304,8 +283,7 @@ class CarriedEntity(NamedTuple):
         return len(self.data) + len(self.state or b"")
 
 
-@dataclass(frozen=True, slots=True)
-class Carry:
+class Carry(msgspec.Struct, frozen=True):
     """In-memory data of a shard's entities, which have stopped at the old home for this move.
     Precedes Switch on the same session. No answer: lost data is loaded from the store."""
 
@@ -313,32 +291,28 @@ class Carry:
     entities: Annotated[tuple[CarriedEntity, ...], Meta(max_length=CARRIED_MAX)]
 
 
-@dataclass(frozen=True, slots=True)
-class Switch:
+class Switch(msgspec.Struct, frozen=True):
     """The entities of these shards have stopped at the old home. Messages that it forwards follow
     on the same session."""
 
     moves: ShardMoves
 
 
-@dataclass(frozen=True, slots=True)
-class ShardMoved:
+class ShardMoved(msgspec.Struct, frozen=True):
     """The old home has handed these shards over."""
 
     node: NodeId
     moves: ShardMoves
 
 
-@dataclass(frozen=True, slots=True)
-class MoveRefused:
+class MoveRefused(msgspec.Struct, frozen=True):
     """The old home keeps these shards, or does not host them. Nothing has moved."""
 
     node: NodeId
     moves: ShardMoves
 
 
-@dataclass(frozen=True, slots=True)
-class HomesMoved:
+class HomesMoved(msgspec.Struct, frozen=True):
     """These shards live at their new homes now. Durable in the store before it is sent. The
     receiver sends MoveAck to the old home, and its messages to the new one. A client, which gets it
     from its contact in a mode without an order, acknowledges nothing."""
@@ -348,8 +322,7 @@ class HomesMoved:
     moves: ShardMoves
 
 
-@dataclass(frozen=True, slots=True)
-class MoveAck:
+class MoveAck(msgspec.Struct, frozen=True):
     """Nothing from `sender` for these shards follows on the session to their old home, which
     forwards this behind everything that came before it."""
 
@@ -357,16 +330,14 @@ class MoveAck:
     moves: ShardMoves
 
 
-@dataclass(frozen=True, slots=True)
-class AckWanted:
+class AckWanted(msgspec.Struct, frozen=True):
     """The new home has no MoveAck of the receiver for these shards. Answer: MoveAck, to the old
     home. The old home itself answers with a MoveAck of each sender that is gone."""
 
     moves: ShardMoves
 
 
-@dataclass(frozen=True, slots=True)
-class MoveComplete:
+class MoveComplete(msgspec.Struct, frozen=True):
     """The new home keeps nothing for these shards any more, and has every MoveAck."""
 
     node: NodeId
@@ -387,8 +358,7 @@ TABLE_BYTES_MAX = 8 * 2**20
 """Bytes, at most, of the packed homes of a table."""
 
 
-@dataclass(frozen=True, slots=True)
-class TableStatus:
+class TableStatus(msgspec.Struct, frozen=True):
     """The version of the table that the sender has, 0 for none. A receiver with a newer one answers
     TableState. One with an older one answers TableStatus, and so does one with the same if the
     sender `wants_answer`."""
@@ -398,8 +368,7 @@ class TableStatus:
     wants_answer: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TableState:
+class TableState(msgspec.Struct, frozen=True):
     """The table as the coordinator of that epoch had it, all of it durable in the store: every
     settled home (`table_state.pack_homes`), by the place of its node in `nodes`, which are the
     registered regions and proxies in order, and the shards on the move."""

@@ -17,7 +17,9 @@ Source: B.69, B.77, N.10; Pekko's external allocation.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from shardbus.errors import ConfigError
 from shardbus.ids import Address
@@ -27,11 +29,10 @@ PLACES_MAX = 100_000
 """How many shards of one type can have a place."""
 
 
-@dataclass(frozen=True, slots=True)
-class Overrides:
+class Overrides(msgspec.Struct, frozen=True):
     """The overrides of one entity type."""
 
-    places: Mapping[str, Address] = field(default_factory=dict)
+    places: Mapping[str, Address] = msgspec.field(default_factory=dict)
     paused: bool = False
     moves: int = 0
 

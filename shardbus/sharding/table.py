@@ -29,6 +29,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import assert_never
 
+import msgspec
+
 from shardbus.bounds import EPOCH_SHIFT
 from shardbus.errors import LocalProtocolError
 from shardbus.ids import NodeId
@@ -36,43 +38,37 @@ from shardbus.quantities import counted
 from shardbus.sharding.messages import Home
 
 
-@dataclass(frozen=True, slots=True)
-class RegionRegistered:
+class RegionRegistered(msgspec.Struct, frozen=True):
     """A region registered."""
 
     node: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class RegionTerminated:
+class RegionTerminated(msgspec.Struct, frozen=True):
     """A region is gone, with every shard it hosted."""
 
     node: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class ProxyRegistered:
+class ProxyRegistered(msgspec.Struct, frozen=True):
     """A proxy registered: a region that hosts nothing."""
 
     node: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class ProxyTerminated:
+class ProxyTerminated(msgspec.Struct, frozen=True):
     """A proxy is gone."""
 
     node: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class ShardHomeAllocated:
+class ShardHomeAllocated(msgspec.Struct, frozen=True):
     """A shard got a home."""
 
     home: Home
 
 
-@dataclass(frozen=True, slots=True)
-class ShardHomeDeallocated:
+class ShardHomeDeallocated(msgspec.Struct, frozen=True):
     """A shard lost its home."""
 
     shard: str

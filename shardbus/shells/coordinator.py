@@ -29,9 +29,10 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeVar
+
+from msgspec.structs import replace
 
 from shardbus.bounds import EPOCH_SHIFT
 from shardbus.error_text import described

@@ -23,7 +23,8 @@ Source: N.3; docs/reference/metrics.md.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+
+import msgspec
 
 from shardbus.routing.pending_message import PendingMessage
 from shardbus.shells.region import RegionShell
@@ -32,8 +33,7 @@ OF_LINKS = ("unconfirmed",)
 """Reasons of drops of messages that had left the region."""
 
 
-@dataclass(frozen=True, slots=True)
-class MessageAccount:
+class MessageAccount(msgspec.Struct, frozen=True):
     """See the module."""
 
     accepted: int

@@ -21,7 +21,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from shardbus.entities.entity_type import StopReason
 from shardbus.entities.host import Host
@@ -32,8 +33,7 @@ STOPS_AT_ONCE = 100
 is stopped as a whole."""
 
 
-@dataclass(slots=True)
-class _Stop:
+class _Stop(msgspec.Struct):
     """One shard that stops: at which level, and which hosts of it have not stopped yet."""
 
     reason: StopReason

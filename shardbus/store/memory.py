@@ -13,8 +13,9 @@ from __future__ import annotations
 import time
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
+
+import msgspec
 
 from shardbus.errors import (
     LayoutDiffers,
@@ -34,32 +35,28 @@ LOOKED_AT = 10
 """Rows that are looked at, at most, for each id of a page."""
 
 
-@dataclass(slots=True)
-class _Table:
+class _Table(msgspec.Struct):
     epoch: int
     layout: str
     claimer: object
     op_id: int | None = None
-    homes: dict[str, tuple[NodeId, int]] = field(default_factory=dict)
+    homes: dict[str, tuple[NodeId, int]] = msgspec.field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class _State:
+class _State(msgspec.Struct):
     fence: int
     op_id: int | None = None
     data: bytes | None = None
     idle_since: float | None = None
 
 
-@dataclass(slots=True)
-class _Remembered:
+class _Remembered(msgspec.Struct):
     fence: int
-    entity_ids: list[str] = field(default_factory=list)
+    entity_ids: list[str] = msgspec.field(default_factory=list)
     """Sorted, so that a page can start after any id, present or not."""
 
 
-@dataclass(slots=True)
-class _Lease:
+class _Lease(msgspec.Struct):
     owner: str | None
     counter: int
     expires: float
@@ -68,13 +65,12 @@ class _Lease:
         return (self.owner, self.counter) == (lease.owner, lease.counter)
 
 
-@dataclass(slots=True)
-class ReminderIndex:
+class ReminderIndex(msgspec.Struct):
     """The reminders of one type."""
 
-    records: dict[str, tuple[str, int, bytes]] = field(default_factory=dict)
+    records: dict[str, tuple[str, int, bytes]] = msgspec.field(default_factory=dict)
     """By entity: its shard, when the earliest is due, and all of them."""
-    due: dict[str, list[Due]] = field(default_factory=dict)
+    due: dict[str, list[Due]] = msgspec.field(default_factory=dict)
     """By shard, sorted."""
 
     def put(self, shard: str, entity_id: str, reminders: Reminders) -> None:
@@ -88,17 +84,16 @@ class ReminderIndex:
             insort(self.due.setdefault(shard, []), (reminders.due, entity_id))
 
 
-@dataclass(slots=True)
-class MemoryData:
+class MemoryData(msgspec.Struct):
     """The content of a store. Empty it to imitate a server that lost its data."""
 
-    tables: dict[str, _Table] = field(default_factory=dict)
-    states: dict[tuple[str, str], _State] = field(default_factory=dict)
-    remembered: dict[tuple[str, str], _Remembered] = field(default_factory=dict)
-    leases: dict[str, _Lease] = field(default_factory=dict)
-    reminders: dict[str, ReminderIndex] = field(default_factory=dict)
-    journals: MemoryJournalRows = field(default_factory=dict)
-    identity: str = field(default_factory=new_identity)
+    tables: dict[str, _Table] = msgspec.field(default_factory=dict)
+    states: dict[tuple[str, str], _State] = msgspec.field(default_factory=dict)
+    remembered: dict[tuple[str, str], _Remembered] = msgspec.field(default_factory=dict)
+    leases: dict[str, _Lease] = msgspec.field(default_factory=dict)
+    reminders: dict[str, ReminderIndex] = msgspec.field(default_factory=dict)
+    journals: MemoryJournalRows = msgspec.field(default_factory=dict)
+    identity: str = msgspec.field(default_factory=new_identity)
 
 
 class MemoryStore:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from shardbus.errors import JournalConflict, StaleFence, StoreError
 from shardbus.store.journal_protocol import PAGE_BYTES, Append, JournalPage
 from shardbus.store.rows import fence_of
 
 
-@dataclass(slots=True)
-class MemoryJournal:
+class MemoryJournal(msgspec.Struct):
     """A journal. Its entries are those from `trimmed` + 1 on."""
 
     shard: str
     fence: int
     op_id: int | None = None
     trimmed: int = 0
-    entries: list[bytes] = field(default_factory=list)
+    entries: list[bytes] = msgspec.field(default_factory=list)
 
     @property
     def last(self) -> int:

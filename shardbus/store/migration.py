@@ -22,8 +22,9 @@ Source: docs/how-to/operate.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
+
+import msgspec
 
 from shardbus.errors import StoreError
 from shardbus.store.placement import UNFINISHED, shard_function
@@ -43,8 +44,7 @@ class Declared(NamedTuple):
     shard_of: ShardFunction
 
 
-@dataclass(slots=True)
-class TypeStates:
+class TypeStates(msgspec.Struct):
     """The results of a survey of one type. `layout` is where its states belong."""
 
     layout: str = ""
@@ -57,11 +57,10 @@ class TypeStates:
     """The recorded layout, empty if there is none."""
 
 
-@dataclass(slots=True)
-class Migration:
+class Migration(msgspec.Struct):
     """The states found, and the states moved."""
 
-    types: dict[str, TypeStates] = field(default_factory=dict)
+    types: dict[str, TypeStates] = msgspec.field(default_factory=dict)
     moved: int = 0
     lists: int = 0
     version: str = ""

@@ -22,8 +22,9 @@ import contextlib
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from shardbus.errors import StoreUnavailable
 from shardbus.store.outage import Outage
@@ -39,8 +40,7 @@ CREATE_S = 30.0
 """For the creation of the tables, whose callers may have given up long before."""
 
 
-@dataclass(slots=True, eq=False)
-class _Call:
+class _Call(msgspec.Struct, eq=False):
     statement: Statement
     args: tuple[Any, ...]
     answer: asyncio.Future[Any]

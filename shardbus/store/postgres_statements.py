@@ -29,7 +29,7 @@ Source: N.1, N.6; docs/architecture.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 SCHEMA_VERSION = 1
 ADVISORY_LOCK = 0x73686264
@@ -46,8 +46,7 @@ TABLES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
+class Statement(msgspec.Struct, frozen=True):
     """A statement. `signed`: $1 and $2 are session and sequence. `counts`: the answer is the number
     of rows written, otherwise a list of rows."""
 

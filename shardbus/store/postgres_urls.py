@@ -24,11 +24,11 @@ import asyncio
 import re
 import ssl
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import unquote
 
 import asyncpg  # type: ignore[import-untyped]
+import msgspec
 
 from shardbus.errors import ConfigError
 from shardbus.ids import Address
@@ -61,8 +61,7 @@ class PostgresConnection(Protocol):
     def get_server_pid(self) -> int: ...
 
 
-@dataclass(frozen=True, slots=True)
-class FoundServer:
+class FoundServer(msgspec.Struct, frozen=True):
     """A connection to the server that takes writes. `identity` names the server, and changes when
     it restarts and when another one takes over."""
 
@@ -70,8 +69,7 @@ class FoundServer:
     identity: str
 
 
-@dataclass(frozen=True, slots=True)
-class PostgresUrl:
+class PostgresUrl(msgspec.Struct, frozen=True):
     """The parts of a PostgreSQL URL."""
 
     hosts: tuple[Address, ...]

@@ -36,6 +36,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+import msgspec
 from redis import exceptions as redis_errors
 
 from shardbus.errors import StoreUnavailable
@@ -63,8 +64,7 @@ class NotSynced(Exception):
         self.hint = hint
 
 
-@dataclass(frozen=True, slots=True)
-class Durability:
+class Durability(msgspec.Struct, frozen=True):
     """The places that a batch must have reached before it is answered.
 
     The server waits for the writes of this connection. A repeated call whose first write went over
@@ -125,8 +125,7 @@ class RedisClient(Protocol):
     def aclose(self) -> Any: ...
 
 
-@dataclass(slots=True, eq=False)
-class _Call:
+class _Call(msgspec.Struct, eq=False):
     script: Script
     keys: Sequence[Value]
     args: Sequence[Any]

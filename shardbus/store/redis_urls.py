@@ -10,10 +10,10 @@ Source: docs/reference/settings.md.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
+import msgspec
 from redis.asyncio import RedisCluster
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
@@ -32,8 +32,7 @@ SENTINEL_OPTIONS = ("master", "sentinel_username", "sentinel_password")
 PORTS = {"redis": 6379, "redis+cluster": 6379, "redis+sentinel": 26379}
 
 
-@dataclass(frozen=True, slots=True)
-class RedisUrl:
+class RedisUrl(msgspec.Struct, frozen=True):
     """The parts of a Redis URL. `kind` is its scheme without the `s` of TLS."""
 
     kind: str

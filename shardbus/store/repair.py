@@ -27,8 +27,9 @@ Source: docs/how-to/operate.md; N.6.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import msgspec
 
 from shardbus.bounds import EPOCH_MAX, EPOCH_SHIFT, FENCE_MAX
 from shardbus.errors import ConfigError, StoreError
@@ -43,8 +44,7 @@ NAMED_MAX = 5
 """Entities and shards that a report names; it counts the others."""
 
 
-@dataclass(frozen=True, slots=True)
-class RawTable:
+class RawTable(msgspec.Struct, frozen=True):
     """A table as the store has it, unchecked."""
 
     epoch: object
@@ -92,8 +92,7 @@ class RepairableStore(Protocol):
         """Write `fence` in place of these fences."""
 
 
-@dataclass(slots=True)
-class Damage:
+class Damage(msgspec.Struct):
     """The faults in the numbers of a type. `epoch` is the table's epoch after a repair."""
 
     epoch: int = 0

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from shardbus.errors import ConfigError, LayoutDiffers, StaleEpoch, StaleFence, StoreError
 from shardbus.ids import NodeId
@@ -121,8 +122,7 @@ def prepare(db: sqlite3.Connection, path: str) -> None:
         db.execute(statement)
 
 
-@dataclass(frozen=True, slots=True)
-class Steps:
+class Steps(msgspec.Struct, frozen=True):
     """The steps of one cluster. `cluster` is its number in the file; `claimer` names the store
     object that asks."""
 

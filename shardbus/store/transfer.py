@@ -28,8 +28,9 @@ import binascii
 import json
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+import msgspec
 
 from shardbus.bounds import FENCE_MAX
 from shardbus.errors import ConfigError, SchemaError, StaleFence, StoreError
@@ -141,8 +142,7 @@ def _data_of(row: dict[str, Any]) -> bytes:
         raise ConfigError(str(error)) from None
 
 
-@dataclass(slots=True)
-class Imported:
+class Imported(msgspec.Struct):
     """The outcome of an import for its entities."""
 
     written: int = 0

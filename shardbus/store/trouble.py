@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Trouble:
+class Trouble(msgspec.Struct, frozen=True):
     """`what` completes a sentence that begins with the server's URL. `again`: a later call, or
     another server, may succeed soon. `definite`: the server did not run the call."""
 

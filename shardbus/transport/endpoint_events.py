@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from shardbus.ids import Address, NodeId
 from shardbus.transport.asks import Unsent
@@ -14,8 +15,7 @@ def _ignore(*event: object) -> None:
     """Do nothing with an event."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointEvents:
+class EndpointEvents(msgspec.Struct, frozen=True):
     """One function for each event."""
 
     opened: Callable[[Session], object] = _ignore

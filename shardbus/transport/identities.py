@@ -29,9 +29,10 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 from pathlib import Path
+
+import msgspec
 
 from shardbus.errors import ConfigError
 from shardbus.ids import Address, check_id
@@ -45,8 +46,7 @@ FIELDS = {"key", "role", "types", "addresses"}
 ROLES = {"client": Role.CLIENT, "node": Role.NODE, "store": Role.STORE}
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True):
     """A process that may connect. `types` is None for all of them."""
 
     name: str
@@ -72,8 +72,7 @@ class Identity:
         return not self.addresses or any(one in known for one in self.addresses)
 
 
-@dataclass(frozen=True, slots=True)
-class OwnKey:
+class OwnKey(msgspec.Struct, frozen=True):
     """The content of a file of a key. `servers`: the public keys of the cluster, for a client."""
 
     secret: bytes

@@ -29,12 +29,13 @@ import re
 import ssl
 from collections.abc import Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from socket import SHUT_RDWR, socket
 from threading import Event
 from typing import Any
+
+import msgspec
 
 from shardbus.config.settings import KubernetesSettings
 from shardbus.config.validation import KUBERNETES_NAME
@@ -56,8 +57,7 @@ TEXT_MAX = 200
 BUSY = frozenset({408, 409, 429})
 
 
-@dataclass(frozen=True, slots=True)
-class ApiFailure:
+class ApiFailure(msgspec.Struct, frozen=True):
     """Why the pod was not annotated, in one line. `final`: the same request would fail again."""
 
     text: str

@@ -33,8 +33,9 @@ Source: docs/architecture.md; C.32.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import assert_never
+
+import msgspec
 
 LOOKUPS_MAX = 8
 NAMES_MAX = 1024
@@ -45,8 +46,7 @@ PAUSE_MAX_S = 10.0
 NEVER = float("-inf")
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(msgspec.Struct, frozen=True):
     """A connection or a probe needs the addresses of a name. `new_process`: another process than
     before may have the name now."""
 
@@ -54,23 +54,20 @@ class Wanted:
     new_process: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(msgspec.Struct, frozen=True):
     """No connection and no probe waits for this name any more."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(msgspec.Struct, frozen=True):
     """A look-up has returned numeric addresses, the preferred one first."""
 
     name: str
     addresses: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LookUpFailed:
+class LookUpFailed(msgspec.Struct, frozen=True):
     """A look-up has returned no address."""
 
     name: str
@@ -80,15 +77,13 @@ class LookUpFailed:
 LookUpEvent = Wanted | Settled | Answered | LookUpFailed
 
 
-@dataclass(frozen=True, slots=True)
-class LookUp:
+class LookUp(msgspec.Struct, frozen=True):
     """Look the name up in a thread, and report Answered or LookUpFailed."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReportName:
+class ReportName(msgspec.Struct, frozen=True):
     """Tell those who wait for the name that `known` has the outcome."""
 
     name: str
@@ -97,8 +92,7 @@ class ReportName:
 LookUpEffect = LookUp | ReportName
 
 
-@dataclass(frozen=True, slots=True)
-class KnownName:
+class KnownName(msgspec.Struct, frozen=True):
     """The knowledge of a name. `addresses`: of the last answer. `reason`: why there is no newer
     one; empty if there was no failure since."""
 
@@ -107,8 +101,7 @@ class KnownName:
     reason: str = "not looked up yet"
 
 
-@dataclass(slots=True)
-class _Name:
+class _Name(msgspec.Struct):
     wanted_at: float
     addresses: tuple[str, ...] = ()
     answered_at: float = NEVER

@@ -35,9 +35,10 @@ Source: docs/security.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
+
+import msgspec
 
 from shardbus.ids import NodeId, is_host
 from shardbus.membership import messages as joining
@@ -73,8 +74,7 @@ class Role(Enum):
     """The tables below are read for every batch; the hash of `Enum` is a call of Python."""
 
 
-@dataclass(frozen=True, slots=True)
-class Permissions:
+class Permissions(msgspec.Struct, frozen=True):
     """The permissions of a session. `types`: the only entity types that it may use, None for
     all."""
 

@@ -8,7 +8,6 @@ Source: S0.6-S0.8; B.97.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -27,13 +26,11 @@ REFUSALS_MAX = 2000
 """Rows, at most, of one report."""
 
 
-@dataclass(frozen=True, slots=True)
-class Describe:
+class Describe(msgspec.Struct, frozen=True):
     """A client requests the layout of an entity type. Answer: TypeInfo."""
 
 
-@dataclass(frozen=True, slots=True)
-class TypeInfo:
+class TypeInfo(msgspec.Struct, frozen=True):
     """Lets a client compute the shard of an entity. `shards` 0: the type has its own shard
     function, for which the client needs its class. `known` False: the node has no such type.
     `router` is how senders choose among the instances of an entity, empty if the type has none;
@@ -51,8 +48,7 @@ class TypeInfo:
     elsewhere: Annotated[tuple[NodeId, ...], msgspec.Meta(max_length=ELSEWHERE_MAX)] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Members:
+class Members(msgspec.Struct, frozen=True):
     """For clients: the nodes that are Up or leaving, and those that were just found dead, from
     which nothing more arrives."""
 
@@ -60,8 +56,7 @@ class Members:
     died: tuple[NodeId, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Refusals:
+class Refusals(msgspec.Struct, frozen=True):
     """Tells that came by this session, were acknowledged, and then dropped: entity type, reason and
     number. Sent to processes that take such reports. `forwarded`: those of them that the receiver
     had forwarded, with its mark of their sender (`Relayed.via`)."""
@@ -76,8 +71,7 @@ class Refusals:
     ] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Goodbye:
+class Goodbye(msgspec.Struct, frozen=True):
     """The sender has given up the leaving process `node`: accept nothing more from it."""
 
     node: NodeId

@@ -20,7 +20,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import is_dataclass
 from typing import Any
 
 import msgspec
@@ -253,8 +253,7 @@ def is_message_class(cls: object) -> bool:
     return is_dataclass(cls) or issubclass(cls, msgspec.Struct) or is_model(cls)
 
 
-@dataclass(frozen=True, slots=True)
-class MessageForm:
+class MessageForm(msgspec.Struct, frozen=True):
     """How the messages of one class travel."""
 
     method: str
@@ -338,8 +337,7 @@ def check_type(where: str, wanted: Any) -> None:
     shape_of(where, wanted)
 
 
-@dataclass(frozen=True, slots=True)
-class Method:
+class Method(msgspec.Struct, frozen=True):
     """The wire form of one handler: how its arguments and its result are encoded."""
 
     name: str
@@ -443,8 +441,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
         ) from None
 
 
-@dataclass(slots=True)
-class Interface:
+class Interface(msgspec.Struct):
     """The wire form of one entity type: its name, its methods, the messages of `receive`, and how
     ids map to shards."""
 
@@ -453,8 +450,8 @@ class Interface:
     layout: str
     """Name of the shard function: `crc32/<shards>`, or `<function>:<number>/<shards>` for a type's
     own, where the number stands for the function's results."""
-    methods: dict[str, Method] = field(default_factory=dict)
-    messages: dict[str, Decode] = field(default_factory=dict)
+    methods: dict[str, Method] = msgspec.field(default_factory=dict)
+    messages: dict[str, Decode] = msgspec.field(default_factory=dict)
     """Method of `receive` to the function that decodes its message."""
     shard_of: Callable[[str], str] | None = None
     """The type's own shard function; None: the default."""
@@ -466,7 +463,7 @@ class Interface:
     """How senders choose among the instances; empty without instances."""
     within: Interface | None = None
     """The type whose entities the entities of this type live within (`routing.paths`)."""
-    no_handlers: Mapping[str, str] = field(default_factory=dict)
+    no_handlers: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Public names of the class that are no handlers, each with a hint for the caller's error."""
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Iterable
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -39,8 +39,7 @@ Check = Callable[[Any], None]
 """Raises Misfit for a value that would not arrive as it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(msgspec.Struct, frozen=True):
     """The facts about a declared type."""
 
     check: Check | None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from dataclasses import replace
 from typing import Any, cast
 from unittest.mock import AsyncMock
 
@@ -33,6 +32,7 @@ from shardbus.store.protocol import Save, StateStore
 from shardbus.store.server_watch import ServerWatch
 from shardbus.task_set import TaskSet
 from tests.ends.table import CALL_S, EndingStore
+from tests.records import replace
 
 NAME = "shard/page/1"
 TTL = 8.0

@@ -19,7 +19,6 @@ and the table, the store and the regions agree.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from shardbus.ids import NodeId
@@ -28,6 +27,7 @@ from shardbus.sharding.allocation.strategies import Move
 from shardbus.sharding.coordinator.coordinator import Coordinator
 from shardbus.sharding.handoff_modes import MODES
 from shardbus.sharding.table import ShardTable
+from tests.records import replace
 from tests.scenarios.sharding_transcript import Stage
 from tests.unit.sharding.sharding_net import SETTINGS
 from tests.unit.sharding.sharding_process import Letter, Process

@@ -13,7 +13,7 @@ import tomllib
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -136,7 +136,7 @@ _TAGS = tuple(CLASSES)
 def _plain(declared: Any, depth: int = 0) -> Any:
     """Return a value of a type, as plain as can be."""
     match msgspec.inspect.type_info(declared) if depth == 0 else declared:
-        case msgspec.inspect.DataclassType(fields=fields):
+        case msgspec.inspect.StructType(fields=fields):
             return {f.encode_name: _plain(f.type, depth + 1) for f in fields}
         case msgspec.inspect.NamedTupleType(fields=fields):
             return [_plain(f.type, depth + 1) for f in fields]
@@ -171,7 +171,9 @@ def _controls() -> tuple[bytes, ...]:
 
 
 def _fields() -> tuple[bytes, ...]:
-    return tuple(bytes(f.name, "ascii") for cls in CLASSES.values() for f in fields(cls))
+    return tuple(
+        bytes(f.name, "ascii") for cls in CLASSES.values() for f in msgspec.structs.fields(cls)
+    )
 
 
 def _control(data: bytes) -> None:

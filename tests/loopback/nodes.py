@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -34,6 +33,7 @@ from shardbus.node.node import Node
 from shardbus.store.memory import MemoryData, MemoryStore
 from shardbus.store.protocol import StateStore
 from tests.ports import free_port
+from tests.records import replace
 from tests.waiting import PATIENCE_S, until
 
 QUICK = ClusterSettings(gossip_interval=0.1, leader_actions_interval=0.1, seed_node_timeout=1.0)

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 import zmq
@@ -31,6 +31,7 @@ from shardbus.transport.zmq.pubsub import OPTIONS
 from shardbus.transport.zmq.reader import Reader
 from shardbus.wire.gossip import decode, encode
 from tests.ports import free_port
+from tests.records import replace
 from tests.unit.transport.session_pair import anyone
 from tests.waiting import PATIENCE_S
 

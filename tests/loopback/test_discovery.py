@@ -4,7 +4,6 @@ however they start."""
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
@@ -22,6 +21,7 @@ from shardbus.store.memory import MemoryData, MemoryStore
 from tests.loopback.nodes import QUICK, Nodes, ready
 from tests.markers import long_only
 from tests.ports import free_port
+from tests.records import replace
 from tests.waiting import until
 
 FOUND = replace(QUICK, discovery_interval=0.1, founding_claim=5.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,6 +29,7 @@ from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.store.memory import MemoryData, MemoryStore
 from tests.loopback.nodes import QUICK, Nodes
 from tests.ports import free_port
+from tests.records import replace
 from tests.unit.declaring import Anything
 from tests.waiting import until
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from shardbus.transport.kubernetes_api import ApiFailure, PodApi
 from tests.certificates import Certificates
 from tests.kubernetes_api import CARRY_OUT, DRIP, NO_HTTP, SILENCE, KubernetesApi
 from tests.loopback.nodes import Nodes, http
+from tests.records import replace
 from tests.waiting import until
 
 

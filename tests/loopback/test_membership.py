@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -49,6 +48,7 @@ from shardbus.wire.batch import FrameType, MembershipFrame, encode_body, read_he
 from shardbus.wire.gossip import encode
 from tests.loopback.nodes import QUICK, Nodes, http
 from tests.ports import free_port
+from tests.records import replace
 from tests.waiting import PATIENCE_S, until
 
 STOPS: list[StopReason] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
@@ -23,6 +23,7 @@ from shardbus.sharding.table import ShardTable
 from shardbus.store.memory import MemoryStore
 from tests.loopback.nodes import QUICK, Nodes, hosts, http, ready
 from tests.ports import free_port
+from tests.records import replace
 from tests.waiting import PATIENCE_S, until
 
 SHARDS = 12

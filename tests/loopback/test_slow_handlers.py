@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from shardbus import Entity, ShardBus, handler
 from tests.loopback.nodes import QUICK, Nodes, http
+from tests.records import replace
 from tests.waiting import until
 
 

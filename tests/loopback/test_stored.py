@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from shardbus.ids import shard_of
 from shardbus.store.memory import MemoryStore
 from shardbus.store.protocol import Save
 from tests.loopback.nodes import Nodes, blocking_client
+from tests.records import replace
 from tests.virtual_time import virtual
 
 SHARDS = 10

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from shardbus.node.node import Node
 from shardbus.shells.singleton import SingletonShell
 from shardbus.shells.type_members import TypeMembers
 from tests.loopback.nodes import QUICK, Nodes, ready
+from tests.records import replace
 from tests.waiting import until
 
 

@@ -23,7 +23,6 @@ otherwise, and so a lane has one order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from shardbus.ids import NodeId, shard_of
 from shardbus.sharding import events as ev
@@ -32,6 +31,7 @@ from shardbus.sharding.handoff_modes import MODES
 from shardbus.sharding.intents import INTENT_MARK
 from shardbus.sharding.messages import Home
 from shardbus.sharding.region.region import ShardRegion
+from tests.records import replace
 from tests.scenarios.playing import Steady, replayed
 from tests.unit.sharding.sharding_net import SETTINGS, Net
 from tests.unit.sharding.sharding_process import Echo, Letter, Process

@@ -4,7 +4,6 @@ lasts. Some were once made here.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,6 +30,7 @@ from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.fragments import FragmentQueue
 from shardbus.transport.link import SessionLink
 from shardbus.transport.window import Window
+from tests.records import replace
 
 Patch = pytest.MonkeyPatch
 

@@ -6,8 +6,6 @@ A failing seed prints the command that replays it.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from shardbus.config.settings import HANDOFFS
@@ -18,6 +16,7 @@ from shardbus.simulation.nodes.move_kills import MoveKills, SeenMove, Target, ta
 from shardbus.simulation.nodes.options import ANY_PHASE, VICTIMS, NodeOptions, draw_node_options
 from shardbus.simulation.nodes.run import simulate_nodes
 from shardbus.simulation.nodes.world import SimNode
+from tests.records import replace
 
 NAMED = ("buffer", "ordered", "forward", "drop")
 SECONDS, NODES = 5.0, 4

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -34,6 +33,7 @@ from shardbus.simulation.virtual_loop import VirtualLoop
 from shardbus.transport import fragments, link
 from shardbus.transport.network import SendResult
 from tests.markers import long_only, soak_only
+from tests.records import replace
 from tests.simulation.test_seeds import run_cli
 
 SEEDS, BLOCK, SECONDS = 20, 4, 12.0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -28,6 +27,7 @@ from shardbus.simulation.nodes.world import NodeWorld
 from shardbus.simulation.timeline import ProcessClock, Timeline
 from shardbus.simulation.virtual_loop import VirtualLoop
 from tests.markers import soak_only
+from tests.records import replace
 
 CALM: dict[str, Any] = {
     "store": "sound", "stops": 0, "sleeps": 0, "rolls": 0, "downs": 0, "services": 0, "pairs": 0,

@@ -6,7 +6,7 @@ A check that nobody has ever seen fail proves little. The runs draw their faults
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -31,6 +31,7 @@ from shardbus.simulation.membership.options import draw
 from shardbus.simulation.membership.run import RunOutcome as Run
 from shardbus.simulation.membership.run import simulate
 from tests.markers import long_only
+from tests.records import replace
 from tests.unit.membership.membership_net import cut_off_at_the_decision, half_asleep_behind_a_wall
 
 SEEDS = 40

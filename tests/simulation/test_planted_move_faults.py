@@ -7,7 +7,7 @@ Instances are in `test_instances`, tables that are not passed on in `test_table_
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ import pytest
 from shardbus.simulation.nodes.options import NodeOptions, draw_node_options
 from shardbus.simulation.nodes.run import simulate_nodes
 from tests.markers import long_only
+from tests.records import replace
 from tests.simulation import move_defects as defects
 from tests.simulation.test_move_kills import in_good_order, kills_come_a_turn_late
 

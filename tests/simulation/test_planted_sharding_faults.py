@@ -7,7 +7,7 @@ made frequent. docs/simulation.md lists them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ import pytest
 from shardbus.simulation.nodes.options import NodeOptions, draw_node_options
 from shardbus.simulation.nodes.run import simulate_nodes
 from tests.markers import long_only, soak_only
+from tests.records import replace
 from tests.simulation import sharding_defects as defects
 
 SEEDS = 60

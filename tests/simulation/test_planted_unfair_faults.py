@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from shardbus.simulation.membership.options import Options, draw
 from shardbus.simulation.membership.run import simulate
 from shardbus.simulation.membership.troubles import WALLS, NodeTrouble
 from tests.markers import long_only, soak_only
+from tests.records import replace
 
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], None]

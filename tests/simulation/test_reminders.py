@@ -4,7 +4,6 @@ home, whatever happens to nodes, store and clocks."""
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from shardbus.simulation.nodes.options import draw_node_options
 from shardbus.simulation.nodes.run import NodeRun
 from tests.markers import long_only
+from tests.records import replace
 
 CALM: dict[str, Any] = {"nodes": 3, "seconds": 20.0, "density": "thin"}
 

@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
 
@@ -26,6 +26,7 @@ from shardbus.simulation.membership.world import World
 from shardbus.simulation.timeline import Timeline
 from shardbus.simulation.trace import Trace
 from tests.markers import long_only, soak_only
+from tests.records import replace
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS, BLOCK = 50, 5

@@ -4,7 +4,7 @@ hold."""
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -32,6 +32,7 @@ from shardbus.simulation.membership.troubles import (
     names_of,
 )
 from shardbus.simulation.membership.world import EVENT_S, World
+from tests.records import replace
 
 EVERY = tuple(channel.value for channel in Channel)
 

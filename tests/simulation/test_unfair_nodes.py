@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +17,7 @@ from shardbus.simulation.nodes.run import NodeRun
 from shardbus.simulation.nodes.stores import SimStore
 from shardbus.simulation.timeline import Timeline
 from shardbus.simulation.virtual_loop import TURN_S, VirtualLoop
+from tests.records import replace
 
 
 def calm(seed: int, *troubles: NodeTrouble, seconds: float = 30.0) -> NodeOptions:

@@ -45,7 +45,10 @@ SESSIONS = {
 FILES = {"docs/tutorial.md": ("stock.py", "client.py")}
 """Pages whose Python blocks are files of their own, which their sessions run."""
 
-PRELUDE = "from dataclasses import dataclass\nfrom shardbus import *\n\nbus = ShardBus('shop')\n"
+PRELUDE = (
+    "import msgspec\nfrom dataclasses import dataclass\nfrom shardbus import *\n\n"
+    "bus = ShardBus('shop')\n"
+)
 FREE = ("no-redef", "no-untyped-def", "no-untyped-call", "empty-body", "no-any-return")
 """Rights of a page's blocks: define a class again, and leave out types."""
 MYPY = f'# mypy: disable-error-code="{",".join(FREE)}"\n'

@@ -3,7 +3,6 @@ start a node that this package understands; so do the StatefulSet and the compon
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from shardbus.node.supervisor_link import SupervisorLink
 from shardbus_cli import main as cli
 from shardbus_cli import node
 from shardbus_cli.node_http import TIMEOUT_S
+from tests.records import replace
 
 PLACE = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"
 FOLDER = PLACE / "base"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.mutants.catalogue import Mutant, load, problems
+from tests.records import replace
 
 ENTRY = """
 [[mutant]]

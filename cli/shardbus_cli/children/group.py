@@ -13,9 +13,10 @@ a line, which become events:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
+
+import msgspec
 
 OK, FAILED = 0, 1
 FIRST_PAUSE_S = 0.5
@@ -38,62 +39,53 @@ class Word(Enum):
 # Events
 
 
-@dataclass(frozen=True, slots=True)
-class StartAll:
+class StartAll(msgspec.Struct, frozen=True):
     """Start the children."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChildLoaded:
+class ChildLoaded(msgspec.Struct, frozen=True):
     """A run has loaded the application."""
 
     run: int
 
 
-@dataclass(frozen=True, slots=True)
-class ChildServes:
+class ChildServes(msgspec.Struct, frozen=True):
     """A run listens. `leave_within`: seconds within which it leaves or ends itself."""
 
     run: int
     leave_within: float
 
 
-@dataclass(frozen=True, slots=True)
-class ChildReady:
+class ChildReady(msgspec.Struct, frozen=True):
     """A run is Up, with its regions registered."""
 
     run: int
 
 
-@dataclass(frozen=True, slots=True)
-class ChildClosed:
+class ChildClosed(msgspec.Struct, frozen=True):
     """A run takes no more shards, and the whole cluster has seen it."""
 
     run: int
 
 
-@dataclass(frozen=True, slots=True)
-class ChildLeaves:
+class ChildLeaves(msgspec.Struct, frozen=True):
     """A run has begun to leave, or its membership has ended."""
 
     run: int
 
 
-@dataclass(frozen=True, slots=True)
-class ChildExited:
+class ChildExited(msgspec.Struct, frozen=True):
     """The process of a run has ended; a negative `code` is a signal."""
 
     run: int
     code: int
 
 
-@dataclass(frozen=True, slots=True)
-class SourceChanged:
+class SourceChanged(msgspec.Struct, frozen=True):
     """Source files have changed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Interrupt:
+class Interrupt(msgspec.Struct, frozen=True):
     """End the children; a second one ends them at once."""
 
 
@@ -127,8 +119,7 @@ def event_of(run: int, report: Report) -> ChildEvent:
 # Effects
 
 
-@dataclass(frozen=True, slots=True)
-class SpawnChild:
+class SpawnChild(msgspec.Struct, frozen=True):
     """Start a process of child `number`, which joins by `peers` (numbers of children)."""
 
     run: int
@@ -136,30 +127,26 @@ class SpawnChild:
     peers: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CommandChild:
+class CommandChild(msgspec.Struct, frozen=True):
     """Send a word to a run."""
 
     run: int
     word: Word
 
 
-@dataclass(frozen=True, slots=True)
-class KillChild:
+class KillChild(msgspec.Struct, frozen=True):
     """Kill the process of a run."""
 
     run: int
 
 
-@dataclass(frozen=True, slots=True)
-class AllReady:
+class AllReady(msgspec.Struct, frozen=True):
     """Report that all children are ready. `generation` is 1 at the first start."""
 
     generation: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class RestartLater:
+class RestartLater(msgspec.Struct, frozen=True):
     """Report that a child ended and is restarted after `seconds`."""
 
     number: int
@@ -167,43 +154,37 @@ class RestartLater:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class ChildBack:
+class ChildBack(msgspec.Struct, frozen=True):
     """Report that a child that had ended is ready again."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class ChildLeft:
+class ChildLeft(msgspec.Struct, frozen=True):
     """Report that a child left by order and stays away."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class NotLoaded:
+class NotLoaded(msgspec.Struct, frozen=True):
     """Report that a generation failed, and that the program waits for a change. `kept`: the
     children of the earlier one still serve."""
 
     kept: bool
 
 
-@dataclass(frozen=True, slots=True)
-class NotStarted:
+class NotStarted(msgspec.Struct, frozen=True):
     """Report that the system cannot start a process. Made by the supervisor."""
 
     number: int
     failed: OSError
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(msgspec.Struct, frozen=True):
     """Report that the children end because a signal has come."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndAll:
+class EndAll(msgspec.Struct, frozen=True):
     """End the program with this exit code: no process is left."""
 
     code: int
@@ -250,8 +231,7 @@ class ChildGroup(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class RestartPause:
+class RestartPause(msgspec.Struct):
     """The pause before a restart: it doubles with each end up to `longest` seconds, and is short
     again for a child that was ready for `RAN_WELL_S`."""
 

@@ -20,8 +20,9 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import IO
+
+import msgspec
 
 from shardbus_cli.line_writer import write_all
 
@@ -30,8 +31,7 @@ STDOUT, STDERR = 1, 2
 CLOSE_S = 2.0
 
 
-@dataclass(slots=True)
-class _Pipe:
+class _Pipe(msgspec.Struct):
     """One pipe. `held` is the start of an incomplete line."""
 
     worker: int

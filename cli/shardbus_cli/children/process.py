@@ -17,7 +17,8 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+
+import msgspec
 
 from shardbus_cli.children.group import Report, Word
 from shardbus_cli.children.prefixed_output import PrefixedOutput
@@ -27,8 +28,7 @@ LAST_REPORTS_S = 1.0
 open."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChildKind:
+class ChildKind(msgspec.Struct, frozen=True):
     """How the children of a supervisor are started and named.
 
     Args:

@@ -24,9 +24,10 @@ The runs of the generation that serves are the nodes; a generation that has not 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import assert_never
+
+import msgspec
 
 from shardbus_cli.children import group
 from shardbus_cli.children.group import ChildEffect, Word
@@ -49,8 +50,7 @@ class DevStage(Enum):
     RESTING = "resting"
 
 
-@dataclass(slots=True)
-class DevNode:
+class DevNode(msgspec.Struct):
     """A node and its present run, 0 between two runs."""
 
     number: int
@@ -58,7 +58,9 @@ class DevNode:
     stage: DevStage = DevStage.LOADING
     ready_at: float = 0.0
     until: float = 0.0
-    pause: group.RestartPause = field(default_factory=lambda: group.RestartPause(LONGEST_PAUSE_S))
+    pause: group.RestartPause = msgspec.field(
+        default_factory=lambda: group.RestartPause(LONGEST_PAUSE_S)
+    )
 
 
 class DevCluster:

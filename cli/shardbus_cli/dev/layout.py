@@ -20,8 +20,9 @@ import secrets
 import socket
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from shardbus.config.ports import PORT_MAX, clash
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
@@ -46,8 +47,7 @@ WEAK = {
 """Settings that the user may overrule."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodePlace:
+class NodePlace(msgspec.Struct, frozen=True):
     """The ports of one node."""
 
     number: int

@@ -7,9 +7,10 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from shardbus_cli.children import group
 from shardbus_cli.children.process import ChildKind, how_ended
@@ -23,8 +24,7 @@ from shardbus_cli.line_writer import Console
 START = "from shardbus_cli.dev.node_main import main; main()"
 
 
-@dataclass(frozen=True, slots=True)
-class DevOptions:
+class DevOptions(msgspec.Struct, frozen=True):
     """The user's choices. `app` is None for the one of `pyproject.toml`; `store` is a URL; `file`
     and `sets` are for the nodes."""
 

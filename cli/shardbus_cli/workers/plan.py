@@ -13,7 +13,8 @@ Source: docs/reference/cli.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from shardbus.config.ports import PORT_MAX, clash
 from shardbus.config.settings import Settings
@@ -24,8 +25,7 @@ STEP = 2
 APART = "choose node.port (--port), node.gossip_port (--gossip-port) and http.port (--http-port)"
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerAddress:
+class WorkerAddress(msgspec.Struct, frozen=True):
     """The ports of one worker, and the addresses by which other nodes reach it. `gossip`: the
     address of its gossip, None if it is not advertised by itself."""
 
@@ -37,8 +37,7 @@ class WorkerAddress:
     gossip: Address | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerPlan:
+class WorkerPlan(msgspec.Struct, frozen=True):
     """All workers of a unit. `seeds` are the user's; `arguments` are the common command line."""
 
     workers: tuple[WorkerAddress, ...]

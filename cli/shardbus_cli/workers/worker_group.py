@@ -29,9 +29,10 @@ serve.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import assert_never
+
+import msgspec
 
 from shardbus_cli.children import group
 from shardbus_cli.children.group import ChildEffect, Word
@@ -63,14 +64,15 @@ class WorkerStage(Enum):
 RUNNING = (WorkerStage.STARTING, WorkerStage.JOINING, WorkerStage.READY)
 
 
-@dataclass(slots=True)
-class WorkerState:
+class WorkerState(msgspec.Struct):
     """One worker. `until` is the end of its pause."""
 
     stage: WorkerStage = WorkerStage.WAITING
     ready_at: float = 0.0
     until: float = 0.0
-    pause: group.RestartPause = field(default_factory=lambda: group.RestartPause(LONGEST_PAUSE_S))
+    pause: group.RestartPause = msgspec.field(
+        default_factory=lambda: group.RestartPause(LONGEST_PAUSE_S)
+    )
     starts: int = 0
     leaves: bool = False
     """It has reported that it leaves."""

@@ -18,11 +18,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from operator import itemgetter
 from typing import Any
+
+import msgspec
+from msgspec.structs import astuple
 
 from shardbus.admin.administration import Administration
 from shardbus.admin.pages.events import Seconds
@@ -62,8 +64,7 @@ NO_BODY = "its body was not kept"
 NO_BODY_HINT = "set sharding.dead_letter_payloads to a size, which keeps the bodies of later ones"
 
 
-@dataclass(frozen=True, slots=True)
-class LetterFilter:
+class LetterFilter(msgspec.Struct, frozen=True):
     """The filter of an operator's request for letters. Empty texts and a `within` of 0 admit all;
     `within` is in seconds. With `once`, only those that were not handled and of which no sender has
     an error."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
+
+from msgspec.structs import asdict
 
 from shardbus.admin.administration import Administration, moment, text_of
 from shardbus.admin.entity_watch import of_plain, to_plain, watch

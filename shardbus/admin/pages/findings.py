@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
 from functools import partial
+
+from msgspec.structs import asdict
 
 from shardbus.admin.administration import Administration
 from shardbus.admin.diagnosis import Picture

@@ -10,10 +10,11 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from shardbus.admin.administration import Administration, moment
 from shardbus.admin.questions import question
@@ -71,16 +72,15 @@ async def _ask_for_rates(admin: Administration) -> Json:
     return {"rates": rates, "silent": silent}
 
 
-@dataclass(slots=True)
-class HandlerTotals:
+class HandlerTotals(msgspec.Struct):
     """All nodes' counts of one handler."""
 
     parameters: str | None = None
     calls: int = 0
     failures: int = 0
     rate: float = 0.0
-    recent: Histogram = field(default_factory=Histogram)
-    last: list[tuple[float, NodeId, list[str]]] = field(default_factory=list)
+    recent: Histogram = msgspec.field(default_factory=Histogram)
+    last: list[tuple[float, NodeId, list[str]]] = msgspec.field(default_factory=list)
 
     def add(self, node: NodeId, answer: list[Any]) -> None:
         """Add a node's counts."""

@@ -22,8 +22,9 @@ Source: docs/architecture.md; B.42, N.2.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
+
+import msgspec
 
 from shardbus.ids import NodeId
 
@@ -52,8 +53,7 @@ class ProbeOutcome(Enum):
         return self in (ProbeOutcome.REFUSED, ProbeOutcome.OTHER)
 
 
-@dataclass(slots=True)
-class SuspectedDeath:
+class SuspectedDeath(msgspec.Struct):
     """A member that may be gone. `sent_at` is None between two probes."""
 
     since: float
@@ -118,8 +118,7 @@ class DeathWatch:
         return due
 
 
-@dataclass(slots=True)
-class Sweep:
+class Sweep(msgspec.Struct):
     """The leader's probes of all other members. None: no answer yet."""
 
     answers: dict[NodeId, ProbeOutcome | None]

@@ -26,8 +26,9 @@ Source: S1.16-S1.24, B.7-B.9, B.25, N.12.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
+
+import msgspec
 
 from shardbus.config.settings import FailureDetectorSettings
 from shardbus.ids import NodeId
@@ -44,16 +45,14 @@ SILENT_BEATS = 2
 """A node that left this many heartbeats unanswered is silent, though not yet suspected."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """This node's own judgement of a watched node changed."""
 
     node: NodeId
     available: bool
 
 
-@dataclass(slots=True)
-class WatchedNode:
+class WatchedNode(msgspec.Struct):
     """One watched node. `since`: when its first heartbeat was sent. `prompt_at`: when it last
     answered one in time."""
 

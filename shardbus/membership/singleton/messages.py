@@ -13,7 +13,7 @@ Source: B.97.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from shardbus.bounds import Epoch
 from shardbus.ids import NodeId
@@ -22,30 +22,26 @@ from shardbus.membership.view import MembershipView
 # Between nodes.
 
 
-@dataclass(frozen=True, slots=True)
-class HandOverToMe:
+class HandOverToMe(msgspec.Struct, frozen=True):
     """Ask the leaving oldest to stop its instance: the sender is next. Answered by
     HandOverInProgress, then by HandOverDone."""
 
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class HandOverInProgress:
+class HandOverInProgress(msgspec.Struct, frozen=True):
     """The sender's instance is finishing its work."""
 
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class HandOverDone:
+class HandOverDone(msgspec.Struct, frozen=True):
     """The sender runs no instance, and will run none again."""
 
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class TakeOverFromMe:
+class TakeOverFromMe(msgspec.Struct, frozen=True):
     """The sender leaves and the receiver is next, in case the receiver's view lags. Answered by
     HandOverToMe."""
 
@@ -60,8 +56,7 @@ MESSAGES: tuple[type[Message], ...] = (
 # Into the machine.
 
 
-@dataclass(frozen=True, slots=True)
-class MembershipSeen:
+class MembershipSeen(msgspec.Struct, frozen=True):
     """Membership has a new view. `preparing`: the whole cluster is about to stop, so nothing is
     handed over."""
 
@@ -69,37 +64,32 @@ class MembershipSeen:
     preparing: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class HandOverReceived:
+class HandOverReceived(msgspec.Struct, frozen=True):
     """A message arrived. `sender` is the transport's peer."""
 
     sender: NodeId
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class TypeMissing:
+class TypeMissing(msgspec.Struct, frozen=True):
     """This node has answered that it does not have the entity type, so it takes no part. Members
     that announce their types need not answer."""
 
     node: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceStarted:
+class InstanceStarted(msgspec.Struct, frozen=True):
     """The instance works under this epoch."""
 
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceStopped:
+class InstanceStopped(msgspec.Struct, frozen=True):
     """The instance has ended: after RetireInstance, or because another instance has a higher
     epoch."""
 
 
-@dataclass(frozen=True, slots=True)
-class MembershipEnded:
+class MembershipEnded(msgspec.Struct, frozen=True):
     """This node's membership has ended. `gracefully` False: the node was downed, and others have
     taken over."""
 
@@ -118,39 +108,33 @@ Event = (
 # Out of the machine.
 
 
-@dataclass(frozen=True, slots=True)
-class SendHandOver:
+class SendHandOver(msgspec.Struct, frozen=True):
     """Send this message to that node."""
 
     to: NodeId
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class PrepareInstance:
+class PrepareInstance(msgspec.Struct, frozen=True):
     """Prepare an instance, up to its claim of an epoch. StartInstance or HaltInstance follows."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartInstance:
+class StartInstance(msgspec.Struct, frozen=True):
     """Claim an epoch above this one and work. Answered by InstanceStarted, and by InstanceStopped
     if the instance ends by itself."""
 
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class RetireInstance:
+class RetireInstance(msgspec.Struct, frozen=True):
     """Finish the present write, accept nothing new, stop. Answered by InstanceStopped."""
 
 
-@dataclass(frozen=True, slots=True)
-class HaltInstance:
+class HaltInstance(msgspec.Struct, frozen=True):
     """Stop the instance at once, whether prepared or working."""
 
 
-@dataclass(frozen=True, slots=True)
-class SingletonStateChanged:
+class SingletonStateChanged(msgspec.Struct, frozen=True):
     """The machine entered another state. For logs and metrics."""
 
     before: str

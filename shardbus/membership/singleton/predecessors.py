@@ -27,8 +27,9 @@ Source: B.97, B.22, B.34.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from heapq import nsmallest
+
+import msgspec
 
 from shardbus.ids import NodeId
 from shardbus.membership.member import WORKING, Member, Status, age_order
@@ -38,8 +39,7 @@ from shardbus.membership.view import MembershipView
 WAY_OUT = (Status.LEAVING, Status.EXITING)
 
 
-@dataclass(slots=True)
-class Departure:
+class Departure(msgspec.Struct):
     """A node on its way out. `epoch`: the highest that was known when it began to leave."""
 
     member: Member

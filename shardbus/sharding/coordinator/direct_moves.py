@@ -56,8 +56,9 @@ Source: S3.56-S3.58, S3.64, S3.72-S3.74, N.4; docs/partitions.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum
+
+import msgspec
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.ids import NodeId
@@ -121,8 +122,7 @@ TRANSITIONS: dict[tuple[DirectPhase, DirectTrigger], DirectPhase] = {
 }
 
 
-@dataclass(slots=True)
-class DirectMove:
+class DirectMove(msgspec.Struct):
     """One direct move. `why` is the purpose; `senders` are those that acknowledge."""
 
     move: ShardMove

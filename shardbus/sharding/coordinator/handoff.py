@@ -39,8 +39,9 @@ Source: S0.21-S0.25, S2.28, S2.66.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from enum import Enum
+
+import msgspec
 
 from shardbus.ids import NodeId
 from shardbus.sharding.messages import Home
@@ -86,8 +87,7 @@ class HandoffPurpose(Enum):
     """Nowhere, until a message for it comes."""
 
 
-@dataclass(slots=True)
-class Handoff:
+class Handoff(msgspec.Struct):
     """The hand-off of one shard. `target` is the node a rebalance moves it to."""
 
     home: Home
@@ -96,9 +96,9 @@ class Handoff:
     unacked: dict[NodeId, None]
     """Nodes that have not acknowledged. Those left when BEGIN ends are the late ones."""
     phase: HandoffPhase = HandoffPhase.BEGIN
-    overdue: int = field(default=0)
+    overdue: int = msgspec.field(default=0)
     """How often the owner was asked again."""
-    begun: float = field(default=0.0)
+    begun: float = msgspec.field(default=0.0)
 
     @classmethod
     def begin(

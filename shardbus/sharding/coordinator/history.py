@@ -24,9 +24,10 @@ Source: N.13, B.150.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from heapq import nlargest
 from itertools import islice
+
+import msgspec
 
 from shardbus.ids import NodeId
 from shardbus.sharding.messages import Home
@@ -41,8 +42,7 @@ BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 
 """Seconds. A move is counted at the first bound that it does not exceed."""
 
 
-@dataclass(frozen=True, slots=True)
-class HomeChange:
+class HomeChange(msgspec.Struct, frozen=True):
     """One change of a shard's home. Without a `source` it ran nowhere before; without a `target` it
     runs nowhere now, and `fence` is 0. `seconds` is how long it moved or ran nowhere."""
 
@@ -55,8 +55,7 @@ class HomeChange:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class LeavingShard:
+class LeavingShard(msgspec.Struct, frozen=True):
     """Why a shard leaves a home, and since when."""
 
     home: Home

@@ -18,8 +18,9 @@ Source: S0.32, N.1; docs/architecture.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import chain
+
+import msgspec
 
 from shardbus.bounds import EPOCH_SHIFT
 from shardbus.ids import NodeId
@@ -41,14 +42,13 @@ from shardbus.sharding.table import (
 )
 
 
-@dataclass(slots=True)
-class PendingWrite:
+class PendingWrite(msgspec.Struct):
     """One write under way. In `homes`, None removes the home of the shard."""
 
     op_id: int
     homes: dict[str, Home | None]
     attempts: int = 0
-    intents: dict[str, Home | None] = field(default_factory=dict)
+    intents: dict[str, Home | None] = msgspec.field(default_factory=dict)
     """The same for the intents of direct moves."""
     why: str = ""
     """Why the last attempt failed."""
@@ -61,8 +61,7 @@ class PendingWrite:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class WantedHome:
+class WantedHome(msgspec.Struct, frozen=True):
     """Where a wanted shard goes if it can, and nodes to avoid if there are others."""
 
     target: NodeId | None = None
@@ -78,8 +77,7 @@ Hosts = Callable[[tuple[NodeId, ...]], tuple[NodeId, ...]]
 """Returns the nodes that may get shards; its argument is the nodes to avoid."""
 
 
-@dataclass(frozen=True, slots=True)
-class Homeless:
+class Homeless(msgspec.Struct, frozen=True):
     """The shards that need a home, as a question for a strategy. It reads nothing that changes, so
     another thread may pose it. Without groups there is no question."""
 
@@ -126,8 +124,7 @@ def no_hosts(avoid: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
     return ()
 
 
-@dataclass(frozen=True, slots=True)
-class ReportFindings:
+class ReportFindings(msgspec.Struct, frozen=True):
     """The findings of a region's report, compared with the table."""
 
     confirmed: list[Home]

@@ -10,7 +10,7 @@ Source: S0.19, S2.63; docs/how-to/tune.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from shardbus.backoff import doubling
 from shardbus.quantities import counted
@@ -24,8 +24,7 @@ KEPT_S = 600.0
 KINDS_MAX = 20
 
 
-@dataclass(slots=True)
-class _Kind:
+class _Kind(msgspec.Struct):
     """The faults of one kind. `unnoted`: since the last note. `text`: the last fault of
     `method`."""
 

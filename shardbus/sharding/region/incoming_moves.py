@@ -38,7 +38,8 @@ Source: S3.59, S3.60, S3.63, S3.64, S3.68, S3.69, S3.75; docs/partitions.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+
+import msgspec
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.ids import NodeId
@@ -61,17 +62,16 @@ CARRY_MAX = 2**26
 """Bytes, at most, that the shards of one type carry to this node before they start."""
 
 
-@dataclass(slots=True)
-class IncomingMove:
+class IncomingMove(msgspec.Struct):
     """One shard that this node takes over."""
 
     move: ShardMove
     mode: HandoffMode
     gates: dict[NodeId, list[BufferedMessage]]
     """By sender without an acknowledgement: the messages that it sent here."""
-    first: list[BufferedMessage] = field(default_factory=list)
+    first: list[BufferedMessage] = msgspec.field(default_factory=list)
     """The old home's messages that came before the shard ran."""
-    others: list[BufferedMessage] = field(default_factory=list)
+    others: list[BufferedMessage] = msgspec.field(default_factory=list)
     """Other nodes' messages that came before the shard ran."""
     carried: tuple[CarriedEntity, ...] = ()
     """The entities' in-memory data from the old home."""

@@ -50,8 +50,9 @@ Source: S3.57-S3.59, S3.61-S3.63, S3.65-S3.67, S3.70, S3.71, S3.74; docs/partiti
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from enum import Enum
+
+import msgspec
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.ids import NodeId
@@ -128,8 +129,7 @@ def mode_of(text: str) -> HandoffMode:
     return MODES.get(text) or NAMED["ordered"]
 
 
-@dataclass(slots=True)
-class OutgoingMove:
+class OutgoingMove(msgspec.Struct):
     """One shard that this node gives away."""
 
     move: ShardMove

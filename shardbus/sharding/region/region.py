@@ -27,9 +27,11 @@ Source: S0.1, S0.6, S0.8, S0.14, S0.15, S2.23, S2.24, S2.50, S2.51, S2.62, B.56.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from enum import Enum
 from typing import assert_never
+
+import msgspec
+from msgspec.structs import replace
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.ids import NodeId
@@ -58,8 +60,7 @@ class HostedState(Enum):
     STOPPING = "stopping"
 
 
-@dataclass(slots=True)
-class HostedShard:
+class HostedShard(msgspec.Struct):
     """A shard on this node."""
 
     fence: int

@@ -55,9 +55,10 @@ Source: S0.12, S0.13, S0.21, S2.65, B.55, B.108; docs/architecture.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
+
+import msgspec
 
 from shardbus.ids import NodeId
 from shardbus.sharding.messages import Home
@@ -170,8 +171,7 @@ LEGAL = {
 """The parts that a route has in each state."""
 
 
-@dataclass(slots=True)
-class HomeFloor:
+class HomeFloor(msgspec.Struct):
     """The lowest fence that a home of one shard may have."""
 
     fence: int = 0
@@ -220,12 +220,11 @@ class HomeFloor:
         assert self.dead is None or self.fence == self.dead.fence + 1
 
 
-@dataclass(slots=True)
-class Leftovers:
+class Leftovers(msgspec.Struct):
     """The messages that the entities of one shard have not handled, and the home that passes them
     on."""
 
-    messages: list[BufferedMessage] = field(default_factory=list)
+    messages: list[BufferedMessage] = msgspec.field(default_factory=list)
     epoch: int = 0
     """The epoch under which the shard stopped here with leftovers."""
     awaits: bool = False
@@ -255,20 +254,18 @@ class Leftovers:
         return bool(self.messages) and home.node == me and epoch != self.epoch
 
 
-@dataclass(slots=True)
-class OpenFlush:
+class OpenFlush(msgspec.Struct):
     """A Flush without an echo."""
 
     number: int
     since: float
-    passed: list[Home] = field(default_factory=list)
+    passed: list[Home] = msgspec.field(default_factory=list)
     """Earlier next homes, to which the old one may have forwarded; at most `LEFT_MAX`."""
     unacked: Home | None = None
     """The BeginHandOff to acknowledge when the Flush ends."""
 
 
-@dataclass(slots=True)
-class Route:
+class Route(msgspec.Struct):
     """The route to one shard."""
 
     shard: str
@@ -278,17 +275,17 @@ class Route:
     flush: OpenFlush | None = None
     next_home: Home | None = None
     """Where messages will go: known, but not open yet."""
-    floor: HomeFloor = field(default_factory=HomeFloor)
-    leftovers: Leftovers = field(default_factory=Leftovers)
-    waiting: list[BufferedMessage] = field(default_factory=list)
-    returned: list[BufferedMessage] = field(default_factory=list)
+    floor: HomeFloor = msgspec.field(default_factory=HomeFloor)
+    leftovers: Leftovers = msgspec.field(default_factory=Leftovers)
+    waiting: list[BufferedMessage] = msgspec.field(default_factory=list)
+    returned: list[BufferedMessage] = msgspec.field(default_factory=list)
     watched: bool = False
     """A client needs the home, so the region requests it without messages too."""
-    left: dict[NodeId, None] = field(default_factory=dict)
+    left: dict[NodeId, None] = msgspec.field(default_factory=dict)
     """Old homes that were left without a Flush, in direct moves that keep order."""
-    forwarded: ForwardedFrom = field(default_factory=ForwardedFrom)
+    forwarded: ForwardedFrom = msgspec.field(default_factory=ForwardedFrom)
     """Whose messages went to the home by this region."""
-    forwarded_next: ForwardedFrom = field(default_factory=ForwardedFrom)
+    forwarded_next: ForwardedFrom = msgspec.field(default_factory=ForwardedFrom)
     """Whose messages went, or will go, to the next home."""
 
     def accepts(self, home: Home, epoch: int) -> bool:

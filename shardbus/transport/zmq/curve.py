@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import zmq
 from zmq.utils import z85
 
@@ -70,8 +71,7 @@ class KeyPair:
         return cls(zmq.curve_public(text), text)
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterKeys:
+class ClusterKeys(msgspec.Struct, frozen=True):
     """The key pairs that one secret gives."""
 
     server: KeyPair

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from shardbus.ids import NodeId
 from shardbus.membership.member import Status
 from shardbus.membership.view import MembershipView
 from shardbus.wire.schema import decode_value, encode_value
+from tests.records import replace
 from tests.unit.admin.admin_kit import LOST, ME, PEER, FakeNode, member
 from tests.virtual_time import virtual
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +12,7 @@ from shardbus.admin.pages.health import _own_replica
 from shardbus.config.replicas import own_replica
 from shardbus.config.settings import NodeSettings, Settings, StoreSettings
 from shardbus.ids import Address
+from tests.records import replace
 
 URL = "cluster://10.0.0.1:7357,10.0.0.2:7357,10.0.0.3:7357"
 SETTINGS = replace(

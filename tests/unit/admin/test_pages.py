@@ -4,7 +4,6 @@ are refused."""
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +36,7 @@ from shardbus.membership import events as cluster
 from shardbus.membership.member import Service, Status
 from shardbus.membership.view import MembershipView, OtherCluster
 from shardbus.store.memory import MemoryStore
+from tests.records import replace
 from tests.unit.admin.admin_kit import LOST, ME, PAGE, PEER, FakeNode, member
 from tests.virtual_time import virtual
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from shardbus.admin.slowness import (
     causes,
     span,
 )
+from tests.records import replace
 
 HOME = EntityPlace("n1", "7", "running", phi=0.1, decision="`keep-majority` decides")
 WELL = EntityFigures(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from shardbus import Entity, ShardBus, handler
 from shardbus.config.settings import Settings, StoreSettings
 from shardbus.entities.type_settings import settings_by_type
 from shardbus.errors import ConfigError
+from tests.records import replace
 
 bus = ShardBus("shop")
 

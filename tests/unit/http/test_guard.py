@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -13,6 +12,7 @@ from shardbus.errors import ConfigError
 from shardbus.http.app import create_app
 from shardbus.http.guard import PROBES, bearer
 from shardbus.http.guard import with_tokens as with_tokens_of_files
+from tests.records import replace
 from tests.unit.http.http_kit import (
     BEARER,
     HERE,

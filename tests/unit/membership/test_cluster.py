@@ -6,7 +6,6 @@ import os
 import random
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +29,7 @@ from shardbus.membership.messages import (
     Join,
 )
 from tests.markers import long_only
+from tests.records import replace
 from tests.unit.membership.membership_net import Net, Node, content, cut_off_at_the_decision
 from tests.unit.membership.test_gossip import DOWN, A, B, C, D, E, U, X, state
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from shardbus.config.settings import ClusterSettings
@@ -15,6 +13,7 @@ from shardbus.membership.leader import act_on_convergence, promote_weakly
 from shardbus.membership.member import Status
 from shardbus.membership.messages import GossipState
 from shardbus.membership.reachability import Flag, ObserverRow, Reachability
+from tests.records import replace
 from tests.unit.membership.membership_net import Net
 from tests.unit.membership.test_gossip import A, B, C, D, member, state
 

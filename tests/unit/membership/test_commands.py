@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from shardbus.ids import NodeId
@@ -11,6 +9,7 @@ from shardbus.membership import events as ev
 from shardbus.membership.commands import apply_command
 from shardbus.membership.gossip import EPOCHS_MAX, Gossip
 from shardbus.membership.member import Status, age_order
+from tests.records import replace
 from tests.unit.membership.test_gossip import A, state
 
 

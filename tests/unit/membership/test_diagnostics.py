@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from shardbus.ids import NodeId
@@ -11,6 +9,7 @@ from shardbus.membership.diagnostics import diagnose, version_of
 from shardbus.membership.member import Status
 from shardbus.membership.reachability import Flag, ObserverRow, Reachability
 from shardbus.membership.vector_clock import VectorClock
+from tests.records import replace
 from tests.unit.membership.test_gossip import A, B, C, state
 
 THREE = state(seen="ab", a=Status.UP, b=Status.UP, c=Status.UP)

@@ -5,7 +5,6 @@ Source: S1.34, S1.36, S1.39-S1.44.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -19,6 +18,7 @@ from shardbus.membership.member import Member, Status
 from shardbus.membership.messages import GossipState, GossipStatus
 from shardbus.membership.reachability import Flag
 from shardbus.membership.vector_clock import VectorClock
+from tests.records import replace
 
 A, B, C = (NodeId(host, 1, 1) for host in "abc")
 SETTINGS = ClusterSettings()

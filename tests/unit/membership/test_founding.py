@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -19,6 +18,7 @@ from shardbus.membership.member import Member, Status
 from shardbus.membership.messages import PROTOCOL, Greeting
 from shardbus.membership.reachability import Flag
 from shardbus.membership.view import FoundingWaits, RivalCluster
+from tests.records import replace
 from tests.unit.membership.membership_net import Net
 
 SETTINGS = ClusterSettings()

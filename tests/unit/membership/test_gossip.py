@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import product
 from random import Random
 
@@ -18,6 +17,7 @@ from shardbus.membership.member import TRANSITIONS, Member, Service, Status
 from shardbus.membership.reachability import Flag, ObserverRow, Reachability
 from shardbus.membership.vector_clock import VectorClock
 from tests.markers import soak_only
+from tests.records import replace
 
 NODES = tuple(NodeId(host, 1, 1) for host in "abcde")
 A, B, C, D, E = NODES

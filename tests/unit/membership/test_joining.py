@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -38,6 +37,7 @@ from shardbus.membership.messages import (
 from shardbus.membership.reachability import Flag
 from shardbus.membership.trials import HEARD_S
 from shardbus.wire.gossip import decode, encode
+from tests.records import replace
 from tests.unit.membership.test_gossip import A, B, C, member, state
 from tests.unit.transition_tables import check_drawing, check_step
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -18,6 +17,7 @@ from shardbus.membership.leader import (
 )
 from shardbus.membership.member import Status
 from shardbus.membership.reachability import Flag, ObserverRow, Reachability
+from tests.records import replace
 from tests.unit.membership.test_gossip import A, B, C, D, member, state
 
 J, W, U, PREPARING, READY, L, X, DOWN, _ = Status

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from itertools import product
 from typing import TypeVar
 
@@ -19,6 +18,7 @@ from shardbus.membership.member import (
     age_order,
     leader_order,
 )
+from tests.records import replace
 
 J, W, U, P, S, L, E, D, R = Status
 

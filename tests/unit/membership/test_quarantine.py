@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from shardbus.config.settings import ClusterSettings
@@ -13,6 +11,7 @@ from shardbus.membership import view as seen
 from shardbus.membership.downing.split import survey
 from shardbus.membership.member import Status
 from shardbus.membership.reachability import Flag, Reachability
+from tests.records import replace
 from tests.unit.membership.membership_net import Net
 from tests.unit.membership.test_gossip import A, B, C, D, state
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import combinations
 from math import inf
 
@@ -16,6 +15,7 @@ from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Status
 from shardbus.membership.suspension import PROMPT_MAX, Suspension
 from shardbus.membership.view import HandlingResumed, HandlingSuspended
+from tests.records import replace
 from tests.unit.membership.membership_net import Net
 from tests.unit.membership.test_gossip import A, B, C, D, state
 

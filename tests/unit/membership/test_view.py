@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from shardbus.membership.view import (
     changes,
     view_of,
 )
+from tests.records import field_names, replace
 from tests.unit.membership.test_gossip import A, B, C, D, member, state
 
 J, W, U, PREPARING, READY, L, X, DOWN, REMOVED = Status
@@ -192,7 +192,7 @@ def test_a_removed_node_shows_the_others_and_doubts_none() -> None:
     assert (shown.doubtful, shown.unreached) == ((), ())
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(MembershipView)])
+@pytest.mark.parametrize("name", field_names(MembershipView))
 def test_views_show_the_same_members_unless_a_members_state_differs(name: str) -> None:
     """Coordinators are not updated by such a view, whatever fields a view has."""
     before = MembershipView(A)

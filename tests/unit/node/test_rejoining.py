@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from dataclasses import replace
 from typing import Any, NoReturn
 
 import pytest
@@ -27,6 +26,7 @@ from shardbus.node.rejoining import (
     store_answers,
 )
 from shardbus_cli import starting_anew
+from tests.records import replace
 
 ME = NodeId("n", 1, 1)
 

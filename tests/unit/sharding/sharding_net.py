@@ -12,7 +12,6 @@ killed (I3, I4, N.3), and the table, the store and the hosted shards of regions 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from random import Random
 
 from shardbus.config.settings import ShardingSettings
@@ -25,6 +24,7 @@ from shardbus.sharding.messages import CarriedEntity, TableState
 from shardbus.sharding.table_state import unpack_homes
 from shardbus.store.protocol import StoredTable
 from tests.machines import FaultyStore, MachineNetwork
+from tests.records import replace
 from tests.unit.sharding.sharding_process import Letter, Process
 
 SETTINGS = replace(

@@ -6,12 +6,11 @@ happened.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from shardbus.sharding.handoff_modes import MODES
 from tests.markers import long_only
+from tests.records import replace
 from tests.unit.sharding.sharding_net import SETTINGS, Net
 from tests.unit.sharding.test_sharding_net import FAULTS, live
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from shardbus.ids import shard_of
+from tests.records import replace
 from tests.unit.sharding.sharding_net import SETTINGS, Net
 from tests.unit.sharding.sharding_process import Process
 

@@ -5,12 +5,11 @@ A failing seed is replayed with `run_seed(SEED, tracing=True)`; its `log` has al
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from shardbus.sharding import events as ev
 from tests.markers import long_only
+from tests.records import replace
 from tests.unit.sharding.sharding_net import SETTINGS, Net
 
 SEEDS = 300

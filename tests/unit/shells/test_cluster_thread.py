@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +14,7 @@ from shardbus.membership.member import Member
 from shardbus.membership.messages import Heartbeat
 from shardbus.shells.cluster_thread import TICK, ClusterThread
 from shardbus.wire.gossip import encode
+from tests.records import replace
 
 ME, PEER = NodeId("a", 1, 1), NodeId("b", 1, 2)
 HEARTBEAT = encode(Heartbeat(1, 2.0))

@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -35,6 +34,7 @@ from shardbus.shells.overrides import RESERVED, OverridesStore
 from shardbus.store.entity_state import EntityStates
 from shardbus.store.memory import MemoryData, MemoryStore
 from shardbus.store.protocol import Save, StoredTable
+from tests.records import replace
 from tests.waiting import PATIENCE_S, turns, until
 
 A, B = NodeId("a", 1, 1), NodeId("b", 1, 1)

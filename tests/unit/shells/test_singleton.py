@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +15,7 @@ from shardbus.membership.view import MembershipView
 from shardbus.sharding import events
 from shardbus.shells.singleton import SingletonShell
 from shardbus.shells.type_members import TypeMembers
+from tests.records import replace
 
 ME, OTHER = NodeId("a", 1, 1), NodeId("b", 1, 2)
 LEASE = "singleton/t"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from shardbus.transport.permissions import Permissions, Role, client_name, uid_o
 from shardbus.transport.secret_file import write_private
 from shardbus.transport.zmq.curve import Keyring, derive
 from shardbus.wire.batch import Hello
+from tests.records import replace
 
 SECRET = b"0123456789abcdef"
 UID = uid_of(SECRET)

@@ -4,7 +4,6 @@ sessions."""
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -54,6 +53,7 @@ from shardbus.wire.batch import (
     read_header,
 )
 from shardbus.wire.control import Describe, Goodbye, Members, Refusals, TypeInfo
+from tests.records import field_names
 from tests.unit.transport.memory_network import MemoryLink, MemoryWorld
 from tests.unit.transport.session_pair import Taker
 from tests.unit.transport.test_endpoint import SlowLoop
@@ -115,7 +115,7 @@ def sample(cls: type) -> Any:
         "carries": True, "entities": (), "version": 1, "wants_answer": False, "nodes": (PEER,),
         "changes": (),
     }  # fmt: skip
-    return cls(**{field.name: values[field.name] for field in fields(cls)})
+    return cls(**{name: values[name] for name in field_names(cls)})
 
 
 MACHINES = (*messages.MESSAGES, *handover.MESSAGES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import fields
 
 import msgpack
 import pytest
@@ -33,6 +32,7 @@ from shardbus.wire.control import (
     decode_control,
     encode_control,
 )
+from tests.records import field_names
 
 A, B = NodeId("10.0.0.1", 7355, 2**64 - 1), NodeId("::1", 1, 0)
 HOMES = (Home("17", A, 3), Home("ü", B, 2**40))
@@ -65,7 +65,7 @@ VALUES: dict[str, object] = {
     "entities": (CarriedEntity("t", "ü", None, b""), CarriedEntity("t", "2", b"state", b"data")),
 }
 EXAMPLES: list[object] = [
-    cls(**{f.name: VALUES[f.name] for f in fields(cls)})  # type: ignore[arg-type]
+    cls(**{name: VALUES[name] for name in field_names(cls)})  # type: ignore[arg-type]
     for cls in (*MESSAGES, *handover.MESSAGES)
     if cls not in (TableStatus, TableState)
 ] + [

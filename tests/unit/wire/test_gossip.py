@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tracemalloc
 import zlib
-from dataclasses import replace
 
 import msgspec
 import pytest
@@ -20,6 +19,7 @@ from shardbus.membership.vector_clock import VectorClock
 from shardbus.membership.vitals import Vitals
 from shardbus.wire.gossip import BODY_MAX, COMPRESSED, FORMAT, decode, encode, kind_of
 from shardbus.wire.state import WireState, member_of, wire_member
+from tests.records import replace
 from tests.unit.membership.test_gossip import A, B, arbitrary, histories
 
 GREETING = m.Greeting("shop", 1, {"shards": "100"})

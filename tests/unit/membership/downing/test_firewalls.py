@@ -4,7 +4,6 @@ agrees with itself."""
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -15,6 +14,7 @@ from shardbus.membership.downing.split import DowningOutcome
 from shardbus.membership.member import Status
 from shardbus.membership.view import HandlingSuspended
 from shardbus.simulation.membership.network import CutLink
+from tests.records import replace
 from tests.unit.membership.membership_net import Net, half_asleep_behind_a_wall
 from tests.unit.membership.test_cluster import stir
 

@@ -4,7 +4,6 @@ generated graphs. B.40, S1.25."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
@@ -30,6 +29,7 @@ from shardbus.membership.failure.ring import neighbours
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Member, Status
 from shardbus.membership.reachability import Flag, ObserverRow, Reachability
+from tests.records import replace
 
 UN, BAD, GONE = Flag.UNREACHABLE, Flag.QUARANTINED, Flag.TERMINATED
 OTHERS, OURSELVES = DowningOutcome.DOWN_OTHERS, DowningOutcome.DOWN_OURSELVES

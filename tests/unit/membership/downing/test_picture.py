@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
 
@@ -17,6 +16,7 @@ from shardbus.membership.downing.split_lease import DowningPlan
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Status
 from shardbus.membership.reachability import Flag, ObserverRow, Reachability
+from tests.records import replace
 from tests.unit.membership.test_gossip import A, B, C, D, state
 
 UP, JOINING, WEAKLY_UP = Status.UP, Status.JOINING, Status.WEAKLY_UP

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
 
@@ -21,6 +20,7 @@ from shardbus.membership.failure.confirmed_death import ProbeOutcome
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Status
 from shardbus.membership.reachability import Flag, ObserverRow, Reachability
+from tests.records import replace
 from tests.unit.membership.test_gossip import A, B, C, D, state
 
 UP = Status.UP

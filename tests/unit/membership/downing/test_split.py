@@ -3,7 +3,6 @@ both win, by trying them all. T.U17."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -20,6 +19,7 @@ from shardbus.membership.downing.strategies import keep_majority
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Status
 from shardbus.membership.reachability import Flag, ObserverRow, Reachability
+from tests.records import replace
 from tests.unit.membership.test_gossip import A, B, C, D, E, state
 
 J, W, U, PREPARING, READY, L, X, DOWN, _ = Status

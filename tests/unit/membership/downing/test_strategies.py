@@ -5,7 +5,6 @@ T.U17."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from itertools import permutations, product
 
 import pytest
@@ -35,6 +34,7 @@ from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Member, Status
 from shardbus.membership.reachability import Flag, ObserverRow, Reachability
 from tests.markers import long_only
+from tests.records import replace
 from tests.unit.membership.downing.test_split import split
 from tests.unit.membership.test_gossip import A, B, C, D, E, state
 

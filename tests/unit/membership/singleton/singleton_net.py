@@ -11,7 +11,7 @@ epoch. In *gentle* worlds, where nothing is lost and nobody is downed alive, nev
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from random import Random
 
@@ -21,6 +21,7 @@ from shardbus.membership.singleton import messages as ho
 from shardbus.membership.singleton.singleton import Singleton, SingletonState
 from shardbus.membership.view import MembershipView
 from tests.machines import DeadlineTimer, FaultyStore, MachineNetwork
+from tests.records import replace
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
 
@@ -20,6 +19,7 @@ from shardbus.membership.singleton.singleton import (
     SingletonTrigger,
 )
 from shardbus.membership.view import MembershipView
+from tests.records import replace
 
 WAITS = SingletonSettings(
     hand_over_retry_interval=0.75,

@@ -6,7 +6,6 @@ A failing seed is replayed with `run_seed(SEED, NATURE)`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -17,6 +16,7 @@ from shardbus.membership.singleton import singleton
 from shardbus.membership.singleton.predecessors import Predecessors
 from shardbus.membership.singleton.singleton import Singleton, SingletonState
 from shardbus.membership.view import MembershipView
+from tests.records import replace
 from tests.unit.membership.singleton.singleton_net import GENTLE, HASTY, ROUGH, Nature, Net, Node
 
 SEEDS, BLOCK = 600, 100

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +17,7 @@ from shardbus.sharding.allocation.strategies import Move
 from shardbus.sharding.coordinator.load_estimates import HALF_LIFE_S, LASTING_S, LoadEstimates
 from shardbus.sharding.messages import Home, ShardLoads
 from shardbus.sharding.table import RegionRegistered, ShardHomeAllocated, ShardTable
+from tests.records import replace
 from tests.unit.sharding.allocation.test_strategies import moved, nodes
 from tests.unit.sharding.coordinator.test_coordinator import A, B, C, CoordinatorDriver, ack
 

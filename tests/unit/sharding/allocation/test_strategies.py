@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -31,6 +30,7 @@ from shardbus.sharding.table import (
     ShardHomeDeallocated,
     ShardTable,
 )
+from tests.records import replace
 
 
 def nodes(count: int) -> list[NodeId]:

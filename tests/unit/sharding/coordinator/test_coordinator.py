@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,6 +29,7 @@ from shardbus.sharding.intents import INTENT_MARK
 from shardbus.sharding.messages import Home, ShardMove
 from shardbus.sharding.overrides import Overrides
 from shardbus.store.protocol import StoredTable
+from tests.records import replace
 
 A, B, C, CLIENT = (NodeId(name, 1, 1) for name in ("a", "b", "c", "client"))
 LAYOUT = "crc32/8"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -22,6 +21,7 @@ from shardbus.sharding.coordinator.direct_moves import (
 from shardbus.sharding.coordinator.ledger import Ledger
 from shardbus.sharding.intents import INTENT_MARK, split_intents
 from shardbus.sharding.messages import Home, ShardMove
+from tests.records import replace
 from tests.unit.transition_tables import check_drawing, check_step
 
 A, B, C = (NodeId("n", port, port) for port in (1, 2, 3))

@@ -5,7 +5,6 @@ N1 is the old home, N2 the new one, S a sender; the shard is 17, its fences are 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any
 
@@ -31,6 +30,7 @@ from shardbus.sharding.region.outgoing_moves import (
 from shardbus.sharding.region.region import HostedState, ShardRegion
 from shardbus.sharding.region.route import LEFT_MAX
 from shardbus.sharding.region.shutdown import EMPTY_S
+from tests.records import replace
 from tests.unit.sharding.sharding_process import Letter
 from tests.unit.transition_tables import check_drawing, check_step
 
