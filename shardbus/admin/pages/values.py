@@ -5,14 +5,16 @@ Source: docs/how-to/replicated-values.md; S3.84-S3.89.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from shardbus.admin.administration import Administration
 from shardbus.errors import ConfigError
 from shardbus.http.page import PAGE_DEFAULT, Body, Json, Operator, PageSize, Text, page
-from shardbus.replication.kinds import Versioned
-from shardbus.store.replicated_data import ReplicatedData
 from shardbus.wire.plain_json import from_json, to_json
+
+if TYPE_CHECKING:
+    from shardbus.replication.kinds import Versioned
+    from shardbus.store.replicated_data import ReplicatedData
 
 ValueKey = Annotated[str, Text("key", slashes=True)]
 FOR_OPERATORS = "replicated values are for operators"
@@ -73,6 +75,8 @@ async def delete_value(
 
 
 def _data(admin: Administration) -> ReplicatedData:
+    from shardbus.store.replicated_data import ReplicatedData  # most nodes have another store
+
     return ReplicatedData(admin.node.store, admin.node.settings.data)
 
 

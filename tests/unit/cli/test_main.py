@@ -25,6 +25,19 @@ def test_starting_the_command_imports_nothing_heavy():
     assert not loaded & {"zmq", "redis", "starlette", "uvicorn", "prometheus_client", "msgspec"}
 
 
+def test_a_node_imports_no_store_but_its_own():
+    program = (
+        "import sys, shardbus.node.run, shardbus.admin.page_table, shardbus.store.sqlite;"
+        " print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60
+    )
+    loaded = done.stdout.split()
+    assert not {name.split(".")[0] for name in loaded} & {"redis", "asyncpg", "psycopg"}
+    assert not [name for name in loaded if name.startswith("shardbus.replication")]
+
+
 def test_the_help_of_all_commands_imports_no_parser(shell):
     program = "import sys; from shardbus_cli.main import run; run(['-h']); print(*sys.modules)"
     done = subprocess.run(
