@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from shardbus.admin.administration import Administration
-from shardbus.admin.pages import values as value_pages
 from shardbus.admin.pages.values import delete_value, put_value, value, values
 from shardbus.errors import ConfigError
 from shardbus.replication.kinds import (
@@ -23,6 +22,7 @@ from shardbus.replication.kinds import (
     versioned,
 )
 from shardbus.replication.versions import NOTHING, NotTaken, taken
+from shardbus.store import replicated_data
 from shardbus.store.memory import MemoryStore
 from tests.unit.admin.admin_kit import FakeNode
 
@@ -67,7 +67,7 @@ class Data:
 @pytest.fixture
 def data(monkeypatch: pytest.MonkeyPatch) -> Data:
     data = Data()
-    monkeypatch.setattr(value_pages, "ReplicatedData", lambda store, settings: data)
+    monkeypatch.setattr(replicated_data, "ReplicatedData", lambda store, settings: data)
     return data
 
 
