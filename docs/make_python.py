@@ -87,7 +87,7 @@ FOR_THE_NODE: dict[str, frozenset[str]] = {
         "router_of", "to_contact",
     }),
     "ClientQueue": frozenset({"confirm", "release", "extend", "decode", "leave"}),
-    "WorkQueue": frozenset({"cancel", "leave", "wake", "receive", "on_start"}),
+    "WorkQueue": frozenset({"cancel", "leave", "wake", "receive", "on_start", "sizes"}),
 }  # fmt: skip
 """Methods that the library calls itself."""
 

@@ -40,6 +40,7 @@ from shardbus.deliveries.work_items import (
     DropWork,
     Extended,
     ExtendWork,
+    HasQueue,
     ItemPlace,
     Leased,
     LeasedItem,
@@ -49,6 +50,7 @@ from shardbus.deliveries.work_items import (
     Queued,
     QueueEvent,
     QueueRules,
+    QueueSizes,
     QueueState,
     Removed,
     Request,
@@ -84,7 +86,7 @@ class _Answer(msgspec.Struct, frozen=True):
     value: Any
 
 
-class WorkQueue(EventSourced, Generic[T]):
+class WorkQueue(EventSourced, HasQueue, Generic[T]):
     """The base of queues of work; the parameter is the class of an item's value, any plain value by
     default. A subclass may set:
 
@@ -233,6 +235,12 @@ class WorkQueue(EventSourced, Generic[T]):
         self._items.leave()
         self._write_soon()
         self.context.stop()
+
+    @property
+    def sizes(self) -> QueueSizes:
+        """Its figures; zeros before it has started."""
+        machine: WorkItems | None = vars(self).get("_items")
+        return QueueSizes() if machine is None else machine.sizes
 
     def receive(self, message: object) -> Any:
         """Answer a request that is stored, or fail with the writer."""

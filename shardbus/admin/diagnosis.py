@@ -173,6 +173,8 @@ ADVICE = {
     " their saves: see shardbus_store_latency_seconds and the load of the server",
     "reminders-late": "their handlers fail or take long, or the store does not answer: see"
     " failing-handler, `shardbus reminders list` and shardbus_reminders_failed_total",
+    "queue-aside": "mend the worker, then `shardbus queue retry`, or give them up by"
+    " `shardbus queue drop`; `shardbus queue show TYPE ID --place aside` has their errors",
     "poison": "its effect is missing: mend the handler, then send it again; `shardbus dead-letters"
     " list --reason poison` has it if a node or an entity has sent it, else the log of the client"
     " has (`outbox_delivery_given_up`, or the DeliveryFailed that it got)",

@@ -359,6 +359,34 @@ REMINDERS_DUE = _declare(
     _TYPE,
     "entities with a reminder that is due and has not fired",
 )
+QUEUE_ITEMS = _declare(
+    GAUGE,
+    Group.ENTITIES,
+    "queue_items",
+    _TYPE,
+    "items in work queues in memory here that a worker has or will have",
+)
+QUEUE_ITEMS_ASIDE = _declare(
+    GAUGE,
+    Group.ENTITIES,
+    "queue_items_aside",
+    _TYPE,
+    "items in work queues in memory here that were set aside, for their work failed too often",
+)
+QUEUE_PULLS = _declare(
+    GAUGE,
+    Group.ENTITIES,
+    "queue_pulls_waiting",
+    _TYPE,
+    "pulls of workers that wait for an item",
+)
+QUEUE_PUTS = _declare(
+    GAUGE,
+    Group.ENTITIES,
+    "queue_puts_waiting",
+    _TYPE,
+    "puts that wait for room in a work queue",
+)
 ENTITIES_WAITING = _declare(
     GAUGE,
     Group.ENTITIES,

@@ -24,6 +24,7 @@ from shardbus.admin import metric_catalogue as catalogue
 from shardbus.admin.brief import drops_of
 from shardbus.admin.metric_catalogue import PREFIX, MetricDeclaration
 from shardbus.admin.own_replica import own_repairs
+from shardbus.admin.queues import queue_sizes
 from shardbus.deliveries.producer import DeliveryEnd
 from shardbus.entities.slow_handlers import BLOCKED, WAITED
 from shardbus.histograms import Histogram
@@ -58,6 +59,7 @@ class _Collector:
         yield from self._latencies()
         yield from self._entities()
         yield from self._reminders()
+        yield from self._queues()
         yield from self._moves()
         yield from self._cluster()
         yield from self._process()
@@ -196,6 +198,16 @@ class _Collector:
                 failed.add_metric([name], counts.failed)
                 due.add_metric([name], reminding.overdue()[0])
         return [fired, late, left_out, failed, due]
+
+    def _queues(self) -> Iterable[Metric]:
+        items, aside = _gauge(catalogue.QUEUE_ITEMS), _gauge(catalogue.QUEUE_ITEMS_ASIDE)
+        pulls, puts = _gauge(catalogue.QUEUE_PULLS), _gauge(catalogue.QUEUE_PUTS)
+        for name, sizes in queue_sizes(self._node):
+            items.add_metric([name], sizes.items - sizes.aside)
+            aside.add_metric([name], sizes.aside)
+            pulls.add_metric([name], sizes.waiting_pulls)
+            puts.add_metric([name], sizes.waiting_puts)
+        return [items, aside, pulls, puts]
 
     def _moves(self) -> Iterable[Metric]:
         notes, handoffs = _counter(catalogue.SHARDING_NOTES), _counter(catalogue.HANDOFFS)

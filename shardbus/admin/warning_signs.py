@@ -4,6 +4,7 @@
     hot entity    the same, and most of the messages are for one entity of that shard
     backlog       messages wait in mailboxes, or saves for the store
     late          reminders are due and have not fired
+    aside         items of work queues were set aside
     limits        file descriptors are nearly used up
     lag           the timers of a loop are late on average, though not at this moment
     skew          clocks, and the protocols of the members' builds
@@ -115,6 +116,9 @@ def _members(picture: Picture) -> Iterator[Finding]:
                 entities = counted(count, "entity", "entities")
                 what = f"has {entities} whose reminders are due, the first for {late:.0f} s"
                 yield Finding("reminders-late", str(kind), node, what)
+        for kind, (_, _, aside, *_) in (row.get("queues") or {}).items():
+            what = f"has {counted(aside, 'item')} that were set aside, for their work failed"
+            yield Finding("queue-aside", str(kind), node, what)
         off = row.get("store_clock")
         if off is not None and abs(off) > CLOCK_S:
             what = f"has a clock that is {abs(off):.0f} s {'behind' if off > 0 else 'ahead of'} it"

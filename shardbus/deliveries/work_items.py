@@ -41,7 +41,8 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, assert_never
+from operator import add
+from typing import Any, NamedTuple, assert_never
 
 import msgspec
 
@@ -282,6 +283,29 @@ class QueueRules(msgspec.Struct, frozen=True):
         return min(self.backoff * 2.0 ** min(attempts - 1, 30), self.backoff_limit)
 
 
+class QueueSizes(NamedTuple):
+    """Figures of queues, which add up. `items` has those that were set aside, too."""
+
+    queues: int = 0
+    items: int = 0
+    aside: int = 0
+    waiting_pulls: int = 0
+    waiting_puts: int = 0
+
+    def plus(self, other: QueueSizes) -> QueueSizes:
+        """Return the sum of both."""
+        return QueueSizes(*map(add, self, other))
+
+
+class HasQueue:
+    """An entity that is a queue of work."""
+
+    @property
+    def sizes(self) -> QueueSizes:
+        """Its figures."""
+        raise NotImplementedError
+
+
 class WorkItems:
     """The machine of one queue. `now` is in seconds since 1970 everywhere."""
 
@@ -377,6 +401,11 @@ class WorkItems:
         while waits and waits[0][1] not in self._pulls and waits[0][1] not in self._puts:
             heapq.heappop(waits)
         return min((heap[0][0] for heap in (waits, self._dues) if heap), default=None)
+
+    @property
+    def sizes(self) -> QueueSizes:
+        """Return the figures of this queue for operators, without a look at its items."""
+        return QueueSizes(1, len(self.state.items), self.aside, len(self._pulls), len(self._puts))
 
     @property
     def waiting(self) -> tuple[int, int]:

@@ -22,7 +22,9 @@ from shardbus import (
     Unhandled,
     handler,
 )
+from shardbus.admin.queues import queue_sizes
 from shardbus.config.settings import ShardingSettings
+from shardbus.deliveries.work_items import QueueSizes
 from shardbus.delivery import WorkQueue
 from shardbus.entities.event_log import EventLogs
 from shardbus.entities.gate import SuspensionGate
@@ -334,3 +336,20 @@ async def test_a_failure_of_the_writer_ends_the_activation_whatever_supervision_
         assert await probe.ref.put([b"\xa1c"], "p", 3) == 1
         rows = await probe.ref.pull(9, 0.0, "w/1")
         assert [row[3] for row in rows] == [b"\xa1a", b"\xa1c"], "the failed put is not there"
+
+
+async def test_the_figures_of_queues_add_up_over_those_in_memory() -> None:
+    async with TestCluster(bus, nodes=1) as cluster:
+        client = cluster.client()
+        a, b = client.ref(Emails, "a"), client.ref(Emails, "b")
+        assert await a.put([at("ada"), at("bob")]) == 2
+        assert await b.put([at("eve")]) == 1
+        for _ in range(Emails.attempts):
+            [(number, *_)] = await b.pull(1, 4.0, "w")
+            await b.release([number], "w", "it is broken")
+        waiting = asyncio.ensure_future(b.pull(1, 4.0, "w"))
+        [process] = cluster.world.sim_nodes.values()
+        await cluster.until(lambda: dict(queue_sizes(process.node))["emails"].waiting_pulls == 1)
+        sizes = dict(queue_sizes(process.node))
+        assert sizes == {"emails": QueueSizes(2, 3, 1, 1, 0), "plain": QueueSizes()}
+        waiting.cancel()

@@ -17,6 +17,7 @@ from shardbus.admin.build_versions import build_versions
 from shardbus.admin.own_replica import replicas_behind
 from shardbus.admin.pages.handlers import handler_name
 from shardbus.admin.questions import question
+from shardbus.admin.queues import queue_sizes
 from shardbus.config.settings import ShardingSettings
 from shardbus.errors import ShardBusError, StoreError, StoreUnavailable
 from shardbus.http.page import Json, page
@@ -148,6 +149,7 @@ def answer_checkup(admin: Administration) -> dict[str, Any]:
         "store_clock": clock_offset_of(node.store),
         "saves": list(node.states.backlog),
         "reminders": _overdue_reminders(node),
+        "queues": {name: list(sizes) for name, sizes in queue_sizes(node) if sizes.aside},
         "dropped": list(node.records.recent_drops.lately()),
         "settings": dict(_changed_settings(node)),
         "types": types,

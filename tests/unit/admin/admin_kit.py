@@ -83,6 +83,7 @@ class Host:
     def __init__(self) -> None:
         self.shards: dict[str, Any] = {}
         self.passivator = SimpleNamespace(limit=500, evicted=3)
+        self.kind = SimpleNamespace(cls=object)
         self.parts: list[list[tuple[str, str]]] = []
         self.takes_limits = True
         self.saver = SimpleNamespace(sizes=SimpleNamespace(total=250))

@@ -149,6 +149,10 @@ SIGNS: list[tuple[Sign, list[tuple[str, str, str]]]] = [
         [("reminders-late", KIND, C)],
     ),
     (
+        lambda p: update(member(p, 2), queues={KIND: [2, 9, 3, 0, 0]}),
+        [("queue-aside", KIND, C)],
+    ),
+    (
         lambda p: outboxes(p, 61.0, 60.0),
         [("outbox-stuck", "cluster", "outbox-0")],
     ),
