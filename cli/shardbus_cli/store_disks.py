@@ -364,10 +364,11 @@ def _found_anew(
     import secrets
 
     from shardbus.replica.disk_copies import write_alone
-    from shardbus.replication.refounding import skip_epochs
+    from shardbus.replication.refounding import reopen_reminders, skip_epochs
     from shardbus.replication.ring import renewed_ring
 
     epochs = skip_epochs(rows, secrets.randbits(SESSION_BITS))
+    reopen_reminders(rows, secrets.randbits(SESSION_BITS))
     rings = [copy.ring for copy in copies]
     ring, aside = write_alone(
         options.path, options.log_bytes, rows, options.me,

@@ -44,6 +44,7 @@ from shardbus.replica.standing import Standing
 from shardbus.replica.turns import DiskTurns
 from shardbus.replication.founding import Founding
 from shardbus.replication.messages import (
+    AcceptChange,
     AcceptValue,
     Answer,
     ListChanges,
@@ -59,7 +60,7 @@ from shardbus.replication.messages import (
 from shardbus.replication.moves import AskDisk, RingDisk, partition_asked
 from shardbus.replication.registers import Registers
 from shardbus.replication.ring import NO_RING, ReplicaRing
-from shardbus.replication.values import PARTITIONS, length_of
+from shardbus.replication.values import PARTITIONS, growth_of, length_of
 from shardbus.replication.versions import NotTaken
 from shardbus.transport.network import Listener, Network, SendResult
 from shardbus.transport.suspend_clock import suspend_clock
@@ -343,9 +344,12 @@ class ReplicaServer:
         """Return how many more bytes of memory the row takes with the value of this request."""
         if isinstance(request, TakeChange | MergeValue):
             return self._more_data(request)
-        if not isinstance(request, AcceptValue | PrepareBallot):
+        if not isinstance(request, AcceptValue | AcceptChange | PrepareBallot):
             return 0
         row = self.registers.rows.get(request.key)
+        if isinstance(request, AcceptChange):
+            again = row is not None and row.ballot == request.ballot
+            return 0 if again else growth_of(row and row.value, request.change)
         if row is None:
             more = ROW_BYTES + len(request.key)
             return more + (length_of(request.value) if isinstance(request, AcceptValue) else 0)

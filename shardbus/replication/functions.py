@@ -110,7 +110,8 @@ def expire(now: float, since: float, expiry: int) -> Function:
             return Unchanged(result=value.expiry == expiry)
         idle_since = now if value.idle_since is None else min(now, value.idle_since)
         if idle_since <= since:
-            return Written(StateValue(value.op, None, None, expiry), result=True)
+            gone = StateValue(value.op, None, None, expiry, value.reminders)
+            return Written(gone, result=True)
         if idle_since == value.idle_since:
             return Unchanged(result=False)
         return Written(value._replace(idle_since=idle_since), result=False)

@@ -17,7 +17,8 @@ majority of them end it. Answers of two rounds, or of two rings, never count tog
 the newest row of a majority of promises (`_promised`):
 
     LoadState     prepares under its fence, and accepts the newest value: two rounds always
-    SaveState     accepts its own value, at once in our group; the newest one if that has its id
+    SaveState     accepts its own value, at once in our group; the newest one if that has its id.
+                  A save of a part of the row, at once only if our group has stored the newest
     ReadValue     reads; if no majority agrees on the newest value, prepares and accepts that
     ChangeValue   accepts function(newest), at once if our group has stored the newest
 
@@ -98,7 +99,18 @@ from shardbus.replication.ring import (
     StoreReply,
     majority,
 )
-from shardbus.replication.values import AnyChange, Function, Reading, StateValue, Value, Written
+from shardbus.replication.values import (
+    STATE,
+    AnyChange,
+    Function,
+    Reading,
+    SaveChange,
+    SavedReminders,
+    StateValue,
+    Value,
+    Written,
+    saved,
+)
 from shardbus.transitions import following
 
 RESEND_S, RESEND_MOST_S = 0.05, 1.0
@@ -123,12 +135,18 @@ class LoadState(NamedTuple):
 
 class SaveState(NamedTuple):
     """Save an entity's state; `data` None removes it. Result: None. `copies`: disks that must have
-    it, if that is more than a majority."""
+    it, if that is more than a majority. `reminders` None: they stay as they are."""
 
     fence: int
     op: int
     data: bytes | None
     copies: int = 0
+    reminders: SavedReminders | None = None
+
+    @property
+    def change(self) -> SaveChange:
+        """The save as a change of the row."""
+        return SaveChange(self.op, self.data, self.reminders)
 
 
 class ReadValue(NamedTuple):
@@ -261,7 +279,7 @@ class KeyGroup:
     """A store object's memory of a key: the last ballot that it used, and the value that it
     stored."""
 
-    __slots__ = ("ballot", "op", "ours", "repeats", "ring", "stored", "value")
+    __slots__ = ("ballot", "op", "ours", "reminded", "repeats", "ring", "stored", "value")
 
     def __init__(self, ring: int, ballot: Ballot) -> None:
         self.ring = ring
@@ -272,9 +290,12 @@ class KeyGroup:
         """The id of the save that the last value sent had, 0 for none."""
         self.repeats = False
         """The save `op` had `ballot`, and was not answered."""
+        self.reminded = False
+        """The state may have reminders, which a save must leave as they are."""
         self.stored = False
-        """A majority has accepted `value` under `ballot`. Never for states."""
+        """A majority has accepted `value` under `ballot`."""
         self.value: Value = None
+        """Not kept for states."""
 
 
 class Proposal:
@@ -476,16 +497,30 @@ class Proposer:
         if not group.ours or group.ring != self.ring.number:
             return None
         match proposal.work:
-            case SaveState(_, op, data) if group.op != op or group.repeats:
-                proposal.own, proposal.value = True, StateValue(op, data)
-                return group.ballot if group.op == op else self._next(group.ballot)
-            case ChangeValue(_, function) if group.stored:
+            case SaveState(_, op, _) as save if group.op != op or group.repeats:
+                return self._save_at_once(proposal, save, group)
+            case ChangeValue(_, function) if group.stored and proposal.key[0] != STATE:
                 step = function(group.value)
                 if isinstance(step, Written):
                     proposal.value, proposal.result = step.value, step.result
                     proposal.change, proposal.base = step.change, group.ballot
                     return self._next(group.ballot)
         return None
+
+    def _save_at_once(self, proposal: Proposal, save: SaveState, group: KeyGroup) -> Ballot | None:
+        """As `_ballot_at_once`. A save of a part of the row is a change of the row that is
+        stored."""
+        again, reminders = group.op == save.op, save.reminders
+        if reminders is None and not group.reminded:
+            proposal.value = StateValue(save.op, save.data)
+        elif reminders is not None and not reminders.alone:
+            proposal.value = saved(None, save.change)
+        elif again or not group.stored:
+            return None
+        else:
+            proposal.value, proposal.change, proposal.base = None, save.change, group.ballot
+        proposal.own = True
+        return group.ballot if again else self._next(group.ballot)
 
     # -- rounds
 
@@ -583,7 +618,10 @@ class Proposer:
         value, age = same[0].value, max(row.age for row in same)
         group = self._remember(proposal)
         group.ours = True
-        group.op = value.op if isinstance(value, StateValue) else 0
+        if isinstance(value, StateValue):
+            group.op, group.reminded = value.op, value.reminders is not None
+        else:
+            group.op, group.reminded = 0, False
         proposal.value = value
         match proposal.work:
             case ReadValue():
@@ -592,9 +630,10 @@ class Proposer:
                 if isinstance(value, StateValue):
                     proposal.value = value._replace(idle_since=None)
                 proposal.result = value
-            case SaveState(_, op, data) if not proposal.outdated:
-                if not (isinstance(value, StateValue) and value.op == op):
-                    proposal.own, proposal.value = True, StateValue(op, data)
+            case SaveState(_, op, _) as save if not proposal.outdated:
+                state = value if isinstance(value, StateValue) else None
+                if state is None or state.op != op:
+                    proposal.own, proposal.value = True, saved(state, save.change)
             case ChangeValue(_, function):
                 step = function(value)
                 proposal.result = step.result
@@ -612,15 +651,24 @@ class Proposer:
     def _accepted(self, proposal: Proposal, now: float) -> None:
         """A majority has stored the value."""
         group = self._remember(proposal)
-        match proposal.work, proposal.value:
-            case ChangeValue(), value if not isinstance(value, StateValue):
-                group.stored, group.value = True, value
-            case _, StateValue() as state:
-                group.op = state.op
-            case _:
-                pass
+        if proposal.key[0] == STATE:
+            group.stored = True
+            self._note_state(group, proposal)
+        elif isinstance(proposal.work, ChangeValue):
+            group.stored, group.value = True, proposal.value
         proposal.advance(ProposalTrigger.ACCEPTED)
         self._finish(proposal, self._outcome(proposal), now)
+
+    def _note_state(self, group: KeyGroup, proposal: Proposal) -> None:
+        """Remember the save in a state that was accepted or may be, and if it has reminders."""
+        match proposal.value, proposal.change:
+            case StateValue() as state, _:
+                group.op, group.reminded = state.op, state.reminders is not None
+            case _, SaveChange(op, _, reminders):
+                group.op = op
+                group.reminded |= reminders is not None and reminders.record is not None
+            case _:
+                pass
 
     def _outcome(self, proposal: Proposal) -> Outcome:
         if not proposal.outdated:
@@ -669,9 +717,10 @@ class Proposer:
         phase = proposal.phase
         if phase in (ProposalPhase.PREPARING, ProposalPhase.ACCEPTING):
             group = self._remember(proposal)
-            if phase is ProposalPhase.ACCEPTING and proposal.own:
-                assert isinstance(proposal.value, StateValue)
-                group.op, group.repeats = proposal.value.op, True
+            if phase is ProposalPhase.ACCEPTING and proposal.own and proposal.change is None:
+                reminded = group.reminded
+                self._note_state(group, proposal)
+                group.repeats, group.reminded = True, group.reminded or reminded
             else:
                 group.ours = False
         proposal.advance(ProposalTrigger.EXPIRED)
@@ -701,7 +750,7 @@ class Proposer:
         group = KeyGroup(self.ring.number, proposal.ballot)
         if former is not None and former.ballot.same_group(group.ballot):
             group.ours = former.ours and former.ring == group.ring
-            group.op = former.op
+            group.op, group.reminded = former.op, former.reminded
         self._groups[proposal.key] = group
         if len(self._groups) > self._groups_max:
             del self._groups[next(iter(self._groups))]

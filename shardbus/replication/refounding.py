@@ -8,6 +8,9 @@ The lost writes may include the claim of an epoch, and fences of that epoch are 
 table skips `EPOCHS_SKIPPED` epochs (`skip_epochs`): the next coordinator's are above all of them,
 also above the fences of states whose table was behind them.
 
+The rows that are left may be of different times. So the index of reminders by time is compared with
+the states, whose rows have the reminders, and is corrected (`reopen_reminders`).
+
 **Who goes on.** After a recovery the store is the same one. Nodes that run take the new ring, raise
 the fences of the entities that they have, and refuse a former owner again. A disk of a former ring
 that comes back finds that it is left out. After a restore the store is another one: a node, a store
@@ -32,6 +35,7 @@ from shardbus.replication.journal_rows import JournalValue
 from shardbus.replication.messages import Ballot, Row
 from shardbus.replication.moves import RingDisk
 from shardbus.replication.registers import Registers
+from shardbus.replication.reminder_index import list_of, reopened
 from shardbus.replication.ring import (
     NO_RING,
     ReplicaRing,
@@ -52,7 +56,10 @@ from shardbus.replication.values import (
     STATE,
     TABLE,
     ListValue,
+    RemindersValue,
+    StateValue,
     TableValue,
+    list_key,
     node_key,
     table_key,
 )
@@ -107,6 +114,27 @@ def skip_epochs(registers: Registers, session: int) -> dict[str, int]:
         registers.merge(key, Row(ballot, ballot, table), 0.0)
         skipped[entity_type] = after
     return skipped
+
+
+def reopen_reminders(registers: Registers, session: int) -> int:
+    """Let the lists of shards say nothing else about reminders than the states (`reminder_index`).
+    Returns the number of lists that did. `session`: as in `skip_epochs`."""
+    reminders = dict[str, dict[str, RemindersValue]]()
+    for key, row in registers.rows.items():
+        if key[0] == STATE and isinstance(row.value, StateValue) and row.value.reminders:
+            _, entity_type, entity_id = key.split(SEPARATOR, 2)
+            place = list_key(entity_type, row.value.reminders.shard)
+            reminders.setdefault(place, {})[entity_id] = row.value.reminders
+    lists = {key for key, row in registers.rows.items() if isinstance(row.value, ListValue)}
+    corrected = 0
+    for number, key in enumerate(sorted(lists | reminders.keys()), start=1):
+        row = registers.row(key)
+        after = reopened(list_of(row.value), reminders.get(key, {}), session)
+        if after is not None:
+            ballot = Ballot(max(row.promise.fence, 0), row.promise.round + 1, session, number)
+            registers.merge(key, Row(ballot, ballot, after), 0.0)
+            corrected += 1
+    return corrected
 
 
 def rename(registers: Registers, name: str, session: int) -> None:

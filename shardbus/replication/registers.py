@@ -364,7 +364,7 @@ def is_there(value: Value) -> bool:
         case StateValue():
             return value.data is not None
         case ListValue():
-            return bool(value.entity_ids)
+            return bool(value.entity_ids or value.due or value.open)
         case DataValue():
             return bool(value.dots)
         case JournalValue():

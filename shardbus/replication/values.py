@@ -1,7 +1,7 @@
 """The values of registers, one class for each kind of key, and changes that travel alone.
 
     key                    value         change
-    state   type, entity   StateValue    -
+    state   type, entity   StateValue    SaveChange
     table   type           TableValue    HomesChange
     list    type, shard    ListValue     ListChange
     lease   name           LeaseValue    -
@@ -49,6 +49,15 @@ PARTITIONS = 256
 BUCKETS_EACH = BUCKETS // PARTITIONS
 
 
+class RemindersValue(NamedTuple):
+    """The reminders of an entity, in the row of its state. `due`: when the first is, in
+    milliseconds since 1970."""
+
+    shard: str
+    due: int
+    record: bytes
+
+
 class StateValue(NamedTuple):
     """The state of an entity. `data` None: removed, by the save `op`, or by the expiry `expiry`."""
 
@@ -59,6 +68,18 @@ class StateValue(NamedTuple):
     """The time of the first expiry that found it idle."""
     expiry: int = 0
     """The id of the expiry that removed it, 0 for none."""
+    reminders: RemindersValue | None = None
+
+
+class OpenSave(NamedTuple):
+    """A save of reminders that may be under way. `number`: a random one of each intent."""
+
+    fence: int
+    number: int
+
+
+NO_DUE: Mapping[str, int] = {}
+NO_SAVES: Mapping[str, OpenSave] = {}
 
 
 class TableValue(NamedTuple):
@@ -75,10 +96,15 @@ class TableValue(NamedTuple):
 
 
 class ListValue(NamedTuple):
-    """The remembered entities of a shard."""
+    """The remembered entities of a shard, and its reminders by time (`reminder_index`). The maps
+    are never changed in place."""
 
     fence: int
     entity_ids: frozenset[str]
+    due: Mapping[str, int] = NO_DUE
+    """By entity: when its first reminder is due."""
+    open: Mapping[str, OpenSave] = NO_SAVES
+    """The entities for which only their own rows say it."""
 
 
 class LeaseValue(NamedTuple):
@@ -101,11 +127,32 @@ class HomesChange(NamedTuple):
 
 
 class ListChange(NamedTuple):
-    """Entities to add to a list, and to remove from it."""
+    """Entities to add to a list, and to remove from it; then when entities are due now (0: not at
+    all), and then the saves that begin."""
 
     fence: int
-    added: tuple[str, ...]
-    removed: tuple[str, ...]
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    settled: tuple[tuple[str, int], ...] = ()
+    opened: tuple[tuple[str, OpenSave], ...] = ()
+
+
+class SavedReminders(NamedTuple):
+    """The reminders of a save. `record` None: none. `alone`: the state stays as it is."""
+
+    shard: str
+    due: int
+    record: bytes | None
+    alone: bool
+
+
+class SaveChange(NamedTuple):
+    """A save that leaves a part of the row as it is: the reminders, if it has none (None), or the
+    state."""
+
+    op: int
+    data: bytes | None
+    reminders: SavedReminders | None = None
 
 
 Value = (
@@ -120,7 +167,7 @@ Value = (
     | tuple[object, ...]
     | None
 )
-AnyChange = HomesChange | ListChange | JournalChange
+AnyChange = HomesChange | ListChange | JournalChange | SaveChange
 
 
 class Written(NamedTuple):
@@ -149,17 +196,44 @@ class Reading(NamedTuple):
     age: float
 
 
+NO_LIST = ListValue(0, frozenset())
+NO_STATE = StateValue(0, None)
+ENTRY_BYTES = 100
+"""Of memory, about, for an entity in the index of a shard."""
+
+
 def length_of(value: Value) -> int:
-    """Return the bytes of a state, of entries or of a replicated value, 0 for any other value."""
+    """Return the bytes of a state, of entries, of reminders or of a replicated value, 0 for any
+    other value."""
     match value:
-        case StateValue(data=bytes() as data):
-            return len(data)
+        case StateValue(data=data, reminders=reminders):
+            more = 0 if reminders is None else len(reminders.record) + len(reminders.shard)
+            return more + (0 if data is None else len(data))
+        case ListValue(due=due, open=saves):
+            return ENTRY_BYTES * (len(due) + len(saves))
         case JournalValue(size=size):
             return size
         case BlockValue(entries=entries):
             return sum(map(len, entries))
         case DataValue():
             return bytes_of(value)
+        case _:
+            return 0
+
+
+def growth_of(value: Value, change: AnyChange) -> int:
+    """Return by how many bytes `length_of` grows with a change."""
+    match change, value:
+        case SaveChange(), StateValue() | None:
+            return length_of(saved(value, change)) - length_of(value)
+        case JournalChange(entries=entries), _:
+            return sum(map(len, entries))
+        case ListChange(settled=settled, opened=opened), ListValue() | None:
+            before = NO_LIST if value is None else value
+            after = {entity_id: moment > 0 for entity_id, moment in settled}
+            after |= dict.fromkeys((entity_id for entity_id, _ in opened), True)
+            there = (one in before.due or one in before.open for one in after)
+            return ENTRY_BYTES * (sum(after.values()) - sum(there))
         case _:
             return 0
 
@@ -171,13 +245,50 @@ def changed(value: Value, change: AnyChange) -> Value:
             merged = {**value.homes, **homes}
             kept = {shard: home for shard, home in merged.items() if home is not None}
             return value._replace(op=op, homes=kept)
-        case ListChange(fence, added, removed), ListValue() | None:
-            ids = frozenset[str]() if value is None else value.entity_ids
-            return ListValue(fence, ids.union(added).difference(removed))
+        case ListChange(), ListValue() | None:
+            return _changed_list(value or NO_LIST, change)
+        case SaveChange(), StateValue() | None:
+            return saved(value, change)
         case JournalChange(), JournalValue() | None:
             return appended(NO_JOURNAL if value is None else value, change)
         case _:
             raise TypeError(f"{type(change).__name__} of {type(value).__name__}")
+
+
+def _changed_list(value: ListValue, change: ListChange) -> ListValue:
+    fence, added, removed, settled, opened = change
+    ids = value.entity_ids
+    if added or removed:
+        ids = ids.union(added).difference(removed)
+    if not settled and not opened:
+        return ListValue(fence, ids, value.due, value.open)
+    due, saves = dict(value.due), dict(value.open)
+    for entity_id, moment in settled:
+        saves.pop(entity_id, None)
+        due.pop(entity_id, None)
+        if moment:
+            due[entity_id] = moment
+    for entity_id, save in opened:
+        due.pop(entity_id, None)
+        saves[entity_id] = save
+    return ListValue(fence, ids, due, saves)
+
+
+def saved(value: StateValue | None, save: SaveChange) -> StateValue:
+    """Return the state after a save. Reminders of an entity that belongs to another shard now stay
+    if the former one saves that it has none."""
+    former = NO_STATE if value is None else value
+    reminders = save.reminders
+    if reminders is None:
+        return StateValue(save.op, save.data, reminders=former.reminders)
+    after: RemindersValue | None = None
+    if reminders.record is not None:
+        after = RemindersValue(reminders.shard, reminders.due, reminders.record)
+    elif reminders.alone and former.reminders and former.reminders.shard != reminders.shard:
+        after = former.reminders
+    if reminders.alone:
+        return former._replace(op=save.op, idle_since=None, reminders=after)
+    return StateValue(save.op, save.data, reminders=after)
 
 
 def state_key(entity_type: str, entity_id: str) -> str:

@@ -220,7 +220,7 @@ class StateStore(Protocol):
         ...
 
     async def remembered_shards(self, entity_type: str) -> list[str]:
-        """Return every shard that has remembered entities, and perhaps some that had."""
+        """Return every shard that has remembered entities, and perhaps others."""
         ...
 
     async def acquire_lease(self, name: str, owner: str, ttl: float) -> Lease | None:
@@ -262,7 +262,7 @@ class ReminderStore(Protocol):
         ...
 
     async def due_shards(self, entity_type: str) -> list[str]:
-        """Return every shard whose index has entries, and perhaps some that had."""
+        """Return every shard whose index has entries, and perhaps others."""
         ...
 
 

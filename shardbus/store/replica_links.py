@@ -29,11 +29,10 @@ import msgspec
 
 from shardbus.guarded_log import GuardedLog
 from shardbus.ids import Address
-from shardbus.replication.journal_rows import JournalChange
 from shardbus.replication.messages import AcceptChange, AcceptValue, MergeValue, TakeChange
 from shardbus.replication.moves import DiskAnswer, DiskRequest
 from shardbus.replication.ring import NO_RING, ReplicaRing, StoreCall, StoreReply, is_other_store
-from shardbus.replication.values import length_of
+from shardbus.replication.values import growth_of, length_of
 from shardbus.transport.network import Connection, Network
 from shardbus.wire.disk_frames import decode_disk_answer, encode_disk_request
 from shardbus.wire.replica_frames import (
@@ -410,8 +409,8 @@ def _weight(call: StoreCall) -> int:
     match request:
         case AcceptValue(_, _, value) | MergeValue(_, value):
             return length_of(value)
-        case AcceptChange(_, _, _, JournalChange(entries=entries)):
-            return sum(map(len, entries))
+        case AcceptChange(_, _, _, change):
+            return growth_of(None, change)
         case TakeChange(_, change):
             base = 0 if change.base is None else length_of(change.base)
             return base + sum(len(each.data) for each in change.adds)

@@ -12,7 +12,9 @@ change a value are in `replication.functions`:
     leases, identity                      ReadValue, then ChangeValue
     replicated values                     `replicated_values`, on the same links
     journals                              `replicated_journals`, by the same operations
-    page_stored remembered_shards         scans of buckets at a majority; keys that differ are read
+    reminders                             `replicated_reminders`, by the same operations
+    page_stored                           scans of buckets at a majority; keys that differ are read
+    remembered_shards due_shards          scans of buckets
 
 **A refusal says: no effect from now on.** A save that was under way when another owner loaded may
 be in the state that this owner has read.
@@ -36,6 +38,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
+from operator import attrgetter
 from random import Random
 from typing import NamedTuple
 
@@ -76,6 +79,7 @@ from shardbus.replication.values import (
     Function,
     ListValue,
     Reading,
+    SavedReminders,
     StateValue,
     TableValue,
     lease_key,
@@ -84,9 +88,10 @@ from shardbus.replication.values import (
     table_key,
 )
 from shardbus.replication.values import BUCKETS_EACH as IN_PARTITION
-from shardbus.store.protocol import Lease, Save, StoredTable, new_identity
+from shardbus.store.protocol import Due, Lease, Save, StoredTable, new_identity
 from shardbus.store.replica_links import ReplicaLinks
 from shardbus.store.replicated_journals import ReplicatedJournals
+from shardbus.store.replicated_reminders import ReplicatedReminders
 from shardbus.store.replicated_values import VALUES, ReplicatedValues
 from shardbus.store.rows import table_of
 from shardbus.transport.network import Network
@@ -102,6 +107,7 @@ SCAN_AGAIN_S = 0.05
 SCANS = 2**62
 """Numbers of calls for scans begin here; the proposer's numbers are below."""
 SESSION_BITS = 63
+_REMINDERS = attrgetter("reminders")
 
 
 class _Scanned(NamedTuple):
@@ -184,6 +190,9 @@ class ReplicatedStore:
         self.on_new_server: Callable[[], None] = lambda: None
         self.journals = ReplicatedJournals(
             self._change, self._change_all, self._read, self._page_keys
+        )
+        self._reminders = ReplicatedReminders(
+            self._change, self._do_all, self._read, self._save_all
         )
 
     # ---- the driver
@@ -467,11 +476,16 @@ class ReplicatedStore:
         return state.data if isinstance(state, StateValue) else None
 
     async def save_states(self, saves: Sequence[Save]) -> list[StoreError | None]:
+        if any(map(_REMINDERS, saves)):
+            return await self._reminders.save_states(saves)
+        return await self._save_all(saves)
+
+    async def _save_all(self, saves: Sequence[Save]) -> list[StoreError | None]:
         copies = self._copies(len(self._addresses))
         works = [
             (
                 state_key(save.entity_type, save.entity_id),
-                SaveState(save.fence, save.op_id, save.data, copies),
+                SaveState(save.fence, save.op_id, save.data, copies, _saved_reminders(save)),
             )
             for save in saves
         ]
@@ -523,6 +537,10 @@ class ReplicatedStore:
         return page, page[-1] if len(page) == limit else None
 
     async def remembered_shards(self, entity_type: str) -> list[str]:
+        return await self._listed_shards(entity_type)
+
+    async def _listed_shards(self, entity_type: str) -> list[str]:
+        """Return the shards whose lists have something: remembered entities or reminders."""
         shards, prefix = list[str](), list_key(entity_type, "")
         for first in range(0, BUCKETS, BUCKETS_EACH):
             scanned = await self._scan(range(first, first + BUCKETS_EACH), prefix)
@@ -530,6 +548,21 @@ class ReplicatedStore:
                 here = {key for disk in disks for key, _, there in disk.rows if there}
                 shards += [key.removeprefix(prefix) for key in sorted(here)]
         return shards
+
+    # ---- reminders
+
+    async def load_reminders(
+        self, entity_type: str, shard: str, entity_ids: Sequence[str]
+    ) -> list[bytes | None]:
+        return await self._reminders.load(entity_type, entity_ids)
+
+    async def page_due(
+        self, entity_type: str, shard: str, after: Due | None, limit: int
+    ) -> list[Due]:
+        return await self._reminders.page_due(entity_type, shard, after, limit)
+
+    async def due_shards(self, entity_type: str) -> list[str]:
+        return await self._listed_shards(entity_type)
 
     # ---- scans
 
@@ -637,6 +670,15 @@ class ReplicatedStore:
 def _new_id() -> int:
     """Return a random id of an operation; never 0."""
     return secrets.randbits(SESSION_BITS) | 1
+
+
+def _saved_reminders(save: Save) -> SavedReminders | None:
+    """Return the reminders of a save as the row of a state takes them."""
+    reminders = save.reminders
+    if reminders is None:
+        return None
+    due, record, alone = reminders
+    return SavedReminders(save.shard, due, record if due else None, alone)
 
 
 def _settle(future: asyncio.Future[Outcome], outcome: Outcome) -> None:

@@ -79,6 +79,7 @@ from shardbus.replication.values import (
     LeaseValue,
     ListChange,
     ListValue,
+    SaveChange,
     StateValue,
     TableValue,
     Value,
@@ -163,7 +164,14 @@ def _kind_of(value: Value) -> str:
 _CLASSES = {kind: value for value, kind in _KINDS_OF.items()} | {REMOVED: DataValue}
 
 
-_CHANGES: dict[str, type[AnyChange]] = {TABLE: HomesChange, JOURNAL: JournalChange}
+_CHANGES: dict[str, type[AnyChange]] = {
+    TABLE: HomesChange,
+    JOURNAL: JournalChange,
+    STATE: SaveChange,
+}
+
+
+_NO_REMINDERS: tuple[list[Any], ...] = ([None], [])
 
 
 def value_of(key: str, raw: Any) -> Value:
@@ -177,7 +185,7 @@ def value_of(key: str, raw: Any) -> Value:
     kind = _CLASSES.get(key[:1])
     if kind is None:
         return tuple(raw) if isinstance(raw, list) else raw
-    if kind is StateValue and type(raw) is list and len(raw) == len(StateValue._fields):
+    if kind is StateValue and type(raw) is list and len(raw) >= 4 and raw[4:] in _NO_REMINDERS:
         return StateValue(*raw)
     value: Value = msgspec.convert(raw, kind)
     return value

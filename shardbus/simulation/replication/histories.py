@@ -5,7 +5,8 @@ small model of the value. A call without an answer may have had its effect, at a
 start. A refused call may have had its effect before it ended, and has none later: *no effect from
 now on*.
 
-    states   (fence, op, data): loads, saves, repeats of saves, reads, expiries
+    states   (fence, op, data, reminders): loads, saves of one of the last two or both, repeats of
+             saves, reads, expiries
     tables   (epoch, claimer, op): claims and writes
     lists    (fence, ids): changes and reads
     leases   never two holders at a time
@@ -35,6 +36,7 @@ from shardbus.replication.proposer import (
 from shardbus.replication.values import (
     ListValue,
     Reading,
+    SavedReminders,
     StateValue,
     TableValue,
     Unchanged,
@@ -137,10 +139,11 @@ LIST_KEY, LEASE_KEY = list_key("t", "7"), lease_key("shard")
 
 
 class StateCalls:
-    """Calls on the state of one entity. The model: fence, the id of the last save, and its data,
-    which is that id, or minus the id of the expiry that removed it."""
+    """Calls on the state of one entity. The model: fence, the id of the last save, data, which is
+    the id of its last save, or minus the id of the expiry that removed it, and reminders, which are
+    the id of their last save. The id decides what a save has (`_saves`)."""
 
-    first = (-1, 0, None)
+    first = (-1, 0, None, None)
 
     def __init__(self, world: ReplicationWorld) -> None:
         self.dice = world.dice
@@ -195,15 +198,21 @@ class StateCalls:
         )
 
     def save(self, store: SimStoreObject, fence: int, op: int) -> None:
+        reminders = _saves(op)
+        alone = reminders is not None and reminders.alone
+
         def effect(s: Any) -> Any:
             if s[1] == op:
                 return s
-            return (fence, op, op) if s[0] <= fence else None
+            reminded = s[3]
+            if reminders is not None:
+                reminded = op if reminders.record else None
+            return (fence, op, s[2] if alone else op, reminded) if s[0] <= fence else None
 
         self.recorder.call(
             store,
             f"save f{fence} op{op}",
-            SaveState(fence, op, b"%d" % op),
+            SaveState(fence, op, b"%d" % op, reminders=reminders),
             effect=effect,
             judged=lambda _: effect,
             outdated=lambda s: s if s[0] > fence else None,
@@ -228,11 +237,12 @@ class StateCalls:
             return functions.expire(1.0, 1.0, expiry)(value)
 
         def effect(s: Any) -> Any:
-            return (s[0], op, -expiry) if s[1] == op and s[2] is not None and s[2] >= 0 else None
+            there = s[1] == op and s[2] is not None and s[2] >= 0
+            return (s[0], op, -expiry, s[3]) if there else None
 
         def judged(removed: bool) -> Step | Refusal:
             if removed:
-                return lambda s: s if s[1:] == (op, -expiry) else effect(s)
+                return lambda s: s if s[1:3] == (op, -expiry) else effect(s)
             return Refusal(lambda s: s if effect(s) is None else None)
 
         work = ChangeValue(0, function)
@@ -248,10 +258,20 @@ def _raised(state: Any, fence: int) -> Any:
     return (fence, *state[1:]) if state[0] <= fence else None
 
 
-def _shown(value: Value) -> tuple[int, int | None]:
+def _saves(op: int) -> SavedReminders | None:
+    """Return the reminders that a save of this id has: of six, three have some, and one has that
+    there are none; two of these four are alone."""
+    if op % 6 < 2:
+        return None
+    return SavedReminders("7", op, b"%d" % op if op % 6 != 3 else None, op % 6 in (3, 4))
+
+
+def _shown(value: Value) -> tuple[int, int | None, int | None]:
     if not isinstance(value, StateValue):
-        return (0, None)
-    return (value.op, -value.expiry if value.data is None else int(value.data))
+        return (0, None, None)
+    data = -value.expiry or None if value.data is None else int(value.data)
+    reminders = value.reminders
+    return (value.op, data, None if reminders is None else int(reminders.record))
 
 
 class TableCalls:

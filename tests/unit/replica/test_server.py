@@ -13,6 +13,7 @@ import pytest
 from shardbus.ids import Address
 from shardbus.replica import turns as module
 from shardbus.replica.disk import Disk
+from shardbus.replica.exchange import weight_of
 from shardbus.replica.server import ReplicaServer
 from shardbus.replication import log
 from shardbus.replication.messages import (
@@ -28,7 +29,15 @@ from shardbus.replication.messages import (
     Yes,
 )
 from shardbus.replication.ring import RingMember, first_ring, next_ring
-from shardbus.replication.values import ListChange, StateValue, list_key, state_key
+from shardbus.replication.values import (
+    ListChange,
+    RemindersValue,
+    SaveChange,
+    SavedReminders,
+    StateValue,
+    list_key,
+    state_key,
+)
 from shardbus.transport.network import SendResult
 from shardbus.wire.replica_frames import (
     ReplicaFrame,
@@ -195,6 +204,34 @@ async def test_memory_is_bounded_and_other_requests_go_on(tmp_path: Path) -> Non
     assert await replica.answers(3) == [Yes(), Promised(ZERO, ZERO, None, 0.0), Yes()]
     assert [number for reply in replica.wire.replies for number in reply.full] == [2, 3]
     assert replica.server.registers.row(KEY).value == StateValue(5, bytes(3000))
+    replica.server.close()
+
+
+async def test_the_memory_of_changes_counts(tmp_path: Path) -> None:
+    replica = await Replica(tmp_path, memory=5000).start()
+    replica.call(state(1, bytes(1000)))
+    await replica.answers(1)
+    reminders = SavedReminders("7", 5, bytes(2000), alone=True)
+    changes = [
+        SaveChange(2, bytes(5000)),
+        SaveChange(2, None, reminders),
+        SaveChange(2, None, reminders),
+        SaveChange(3, bytes(5000)),
+        SaveChange(3, bytes(2000)),
+    ]
+    bases = [ballot(1), ballot(1), ballot(1), ballot(2), ballot(2)]
+    replica.call(
+        *(
+            AcceptChange(KEY, ballot(change.op), base, change)
+            for base, change in zip(bases, changes, strict=True)
+        )
+    )
+    assert await replica.answers(4) == [Yes()] * 4
+    assert [number for reply in replica.wire.replies for number in reply.full] == [2, 5]
+    row = replica.server.registers.row(KEY)
+    kept = RemindersValue("7", 5, bytes(2000))
+    assert row.value == StateValue(3, bytes(2000), reminders=kept)
+    assert replica.server.status()["memory"] == weight_of(KEY, row)
     replica.server.close()
 
 

@@ -103,7 +103,8 @@ class State:
 
 def shape_of(store: Proposer) -> Any:
     groups = tuple(
-        (g.ring, g.ballot, g.ours, g.op, g.repeats, g.stored) for g in store._groups.values()
+        (g.ring, g.ballot, g.ours, g.op, g.repeats, g.stored, g.reminded)
+        for g in store._groups.values()
     )
     proposals = tuple(
         (p.ticket, p.phase, p.ballot, p.fence, p.round, p.outdated, p.pauses, *sorted(p.answers))

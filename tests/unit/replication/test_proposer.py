@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from shardbus.replication.functions import expire
 from shardbus.replication.messages import (
     ZERO,
     AcceptValue,
@@ -23,6 +24,8 @@ from shardbus.replication.proposer import (
 from shardbus.replication.ring import RingMember, StoreCall, StoreReply, next_ring
 from shardbus.replication.values import (
     LeaseValue,
+    RemindersValue,
+    SavedReminders,
     StateValue,
     Unchanged,
     Value,
@@ -294,3 +297,93 @@ def test_a_group_that_no_majority_has_promised_is_not_ours(replicas: Replicas) -
     assert replicas.run(store, KEY, LoadState(1)) == Unanswered(sent=True)
     replicas.down = set()
     assert replicas.rounds(store, KEY, SaveState(1, 1, b"a")) == 2
+
+
+# -- reminders in the row of a state
+
+REMINDERS = SavedReminders("7", 50, b"r", alone=False)
+ALONE = REMINDERS._replace(alone=True)
+KEPT = RemindersValue("7", 50, b"r")
+
+
+def test_a_save_without_reminders_keeps_them_in_one_round(replicas: Replicas) -> None:
+    store = replicas.store()
+    replicas.done(store, KEY, LoadState(1))
+    assert replicas.rounds(store, KEY, SaveState(1, 1, b"a", 0, REMINDERS)) == 1
+    assert replicas.rounds(store, KEY, SaveState(1, 2, b"b")) == 1
+    assert replicas.rounds(store, KEY, SaveState(1, 3, None, 0, ALONE._replace(due=60))) == 1
+    state = replicas.done(store, KEY, ReadValue()).value
+    assert state == StateValue(3, b"b", reminders=KEPT._replace(due=60))
+    assert replicas.rounds(store, KEY, SaveState(1, 4, None, 0, ALONE._replace(record=None))) == 1
+    assert replicas.rounds(store, KEY, SaveState(1, 5, b"c")) == 1
+    assert replicas.done(replicas.store(), KEY, ReadValue()).value == StateValue(5, b"c")
+
+
+def test_the_next_owner_keeps_reminders_that_it_did_not_save(replicas: Replicas) -> None:
+    former, later = replicas.store(), replicas.store()
+    replicas.done(former, KEY, SaveState(1, 1, b"a", 0, REMINDERS))
+    assert replicas.done(later, KEY, LoadState(2)) == StateValue(1, b"a", reminders=KEPT)
+    assert replicas.rounds(later, KEY, SaveState(2, 2, b"b")) == 1
+    assert replicas.done(later, KEY, ReadValue()).value == StateValue(2, b"b", reminders=KEPT)
+    anew = replicas.store()
+    assert replicas.done(anew, KEY, SaveState(3, 3, b"c")) is None
+    assert replicas.done(anew, KEY, ReadValue()).value == StateValue(3, b"c", reminders=KEPT)
+
+
+@pytest.mark.parametrize("second", [SaveState(1, 2, b"b"), SaveState(1, 2, None, 0, ALONE)])
+def test_a_save_of_a_part_goes_on_from_no_save_without_an_answer(
+    replicas: Replicas, second: SaveState
+) -> None:
+    """The first save is on disk 1 alone. A later one takes its part, or excludes it."""
+    for down in ({2}, {1}):
+        key = state_key("order", f"o-{down}")
+        store = replicas.store()
+        replicas.done(store, key, SaveState(1, 9, b"z"))
+        replicas.down = {2, 3}
+        replicas.run(store, key, SaveState(1, 1, b"a", 0, REMINDERS))
+        replicas.down = down
+        replicas.done(store, key, second)
+        replicas.down = set()
+        state = replicas.done(replicas.store(), key, ReadValue()).value
+        seen = replicas.registers[2 if down == {1} else 1].row(key).value
+        assert state == seen
+        taken = down == {2}
+        alone = second.reminders is not None
+        assert state.data == (b"b" if not alone else b"a" if taken else b"z")
+        assert state.reminders == (KEPT if taken or alone else None)
+
+
+@pytest.mark.parametrize("again", [SaveState(1, 2, b"b"), SaveState(1, 2, None, 0, ALONE)])
+def test_a_save_of_a_part_that_is_called_again_is_applied_once(
+    replicas: Replicas, again: SaveState
+) -> None:
+    store = replicas.store()
+    replicas.done(store, KEY, SaveState(1, 1, b"a", 0, REMINDERS))
+    replicas.down = {2, 3}
+    assert replicas.run(store, KEY, again) == Unanswered(sent=True)
+    replicas.down = set()
+    assert replicas.run(store, KEY, again) == Completed(None)
+    state = replicas.done(replicas.store(), KEY, ReadValue()).value
+    assert state == StateValue(2, b"a" if again.reminders else b"b", reminders=KEPT)
+
+
+def test_a_disk_that_was_away_does_not_take_a_part_of_a_row_for_the_row(
+    replicas: Replicas,
+) -> None:
+    store = replicas.store()
+    replicas.down = {3}
+    replicas.done(store, KEY, SaveState(1, 1, b"a", 0, REMINDERS))
+    replicas.down = {1}
+    assert replicas.done(store, KEY, SaveState(1, 2, b"b")) is None
+    replicas.down = {2}
+    state = replicas.done(replicas.store(), KEY, ReadValue()).value
+    assert state == StateValue(2, b"b", reminders=KEPT)
+
+
+def test_an_expired_state_keeps_its_reminders(replicas: Replicas) -> None:
+    store = replicas.store()
+    replicas.done(store, KEY, SaveState(1, 1, b"a", 0, REMINDERS))
+    assert replicas.done(store, KEY, ChangeValue(0, expire(9.0, 9.0, 7))) is True
+    assert replicas.done(store, KEY, ReadValue()).value == StateValue(1, None, None, 7, KEPT)
+    assert replicas.done(store, KEY, SaveState(1, 2, b"b")) is None
+    assert replicas.done(store, KEY, ReadValue()).value == StateValue(2, b"b", reminders=KEPT)

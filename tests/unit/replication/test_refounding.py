@@ -15,6 +15,7 @@ from shardbus.replication.refounding import (
     merge_rows,
     remains,
     rename,
+    reopen_reminders,
     shown_key,
     skip_epochs,
 )
@@ -23,6 +24,7 @@ from shardbus.replication.ring import NO_RING, ReplicaRing, RingMember, first_ri
 from shardbus.replication.values import (
     PARTITIONS,
     ListValue,
+    RemindersValue,
     StateValue,
     TableValue,
     Value,
@@ -95,6 +97,33 @@ def test_a_restored_store_has_another_name() -> None:
     registers = of({IDENTITY_KEY: Row(Ballot(0, 9, 1, 1), Ballot(0, 0, 1, 1), "former")})
     rename(registers, "fresh", 99)
     assert registers.row(IDENTITY_KEY).value == "fresh"
+    registers.check()
+
+
+def test_reminders_that_a_list_does_not_name_are_found_again() -> None:
+    """A backup has the state of a later moment than the list; another list is alone later."""
+    late, early = RemindersValue("7", 50, b"r"), RemindersValue("7", 40, b"q")
+    listed = ListValue(3, frozenset({"x"}), {"b": 60, "c": 40})
+    registers = of(
+        {
+            state_key("cart", "a"): row(3, StateValue(1, None, reminders=late)),
+            state_key("cart", "b"): row(3, StateValue(1, b"x")),
+            state_key("cart", "c"): row(3, StateValue(1, None, reminders=early)),
+            state_key("cart", "d"): row(3, StateValue(1, None, reminders=late._replace(shard="8"))),
+            list_key("cart", "7"): row(3, listed, promise=4),
+            list_key("cart", "9"): row(3, ListValue(3, frozenset({"x"}))),
+        }
+    )
+    assert reopen_reminders(registers, 99) == 2
+    after = registers.row(list_key("cart", "7"))
+    assert isinstance(after.value, ListValue)
+    assert after.value[:3] == (3, frozenset({"x"}), {"c": 40})
+    assert after.value.open.keys() == {"a", "b"}
+    assert after.ballot > Ballot(4, 0, 1, 1)
+    other = registers.row(list_key("cart", "8")).value
+    assert isinstance(other, ListValue)
+    assert other.open.keys() == {"d"}
+    assert reopen_reminders(registers, 100) == 0
     registers.check()
 
 

@@ -31,6 +31,10 @@ from shardbus.replication.values import (
     LeaseValue,
     ListChange,
     ListValue,
+    OpenSave,
+    RemindersValue,
+    SaveChange,
+    SavedReminders,
     StateValue,
     TableValue,
     lease_key,
@@ -55,16 +59,20 @@ from shardbus.wire.replica_frames import (
     encode_reply,
     encode_report,
     encode_welcome,
+    value_of,
 )
 
 RING = first_ring((RingMember(5), RingMember(2**63 - 1, "rack 1")), 2)
 B, C = Ballot(2**62, 3, 2**63 - 1, 9), Ballot(-1, 0, 0, 0)
 HOME = (NodeId("10.0.0.1", 7355, 2**64 - 1), 2**63 - 1)
+OPEN = OpenSave(2**62, 2**63 - 1)
 VALUES = {
     state_key("counter", "a"): StateValue(2**63 - 1, b"\x00\xff", 1.5, 7),
     state_key("counter", "b"): StateValue(1, None),
+    state_key("counter", "c"): StateValue(1, None, reminders=RemindersValue("7", 2**53, b"\xff")),
     table_key("counter"): TableValue(3, "crc32/100", 5, 6, {"7": HOME}),
     list_key("counter", "7"): ListValue(4, frozenset({"a", "日本"})),
+    list_key("counter", "8"): ListValue(4, frozenset(), {"a": 2**53}, {"b": OPEN}),
     lease_key("sbr"): LeaseValue("n1", 4, 5, 15.0, 6),
     node_key("identity"): "0123456789abcdef",
     node_key("pair"): ("a", 1),
@@ -73,6 +81,9 @@ VALUES = {
 CHANGES = {
     table_key("counter"): HomesChange(6, {"7": HOME, "8": None}),
     list_key("counter", "7"): ListChange(4, ("a",), ("b", "c")),
+    list_key("counter", "8"): ListChange(4, settled=(("a", 0),), opened=(("b", OPEN),)),
+    state_key("counter", "a"): SaveChange(4, b"\xff"),
+    state_key("counter", "b"): SaveChange(4, None, SavedReminders("7", 0, None, alone=True)),
 }
 
 
@@ -85,6 +96,11 @@ def test_requests_come_back():
     read = decode_call(encode_call(numbered))
     assert read == numbered
     assert [type(frame) for _, frame in read] == [type(frame) for frame in requests]
+
+
+def test_a_state_of_a_version_without_reminders_is_read():
+    assert value_of("s", [7, b"x", None, 0]) == StateValue(7, b"x")
+    assert value_of("l", [4, ["a"]]) == ListValue(4, frozenset({"a"}))
 
 
 def test_answers_come_back():
