@@ -717,7 +717,7 @@ class Proposer:
         phase = proposal.phase
         if phase in (ProposalPhase.PREPARING, ProposalPhase.ACCEPTING):
             group = self._remember(proposal)
-            if phase is ProposalPhase.ACCEPTING and proposal.own and proposal.change is None:
+            if phase is ProposalPhase.ACCEPTING and proposal.own:
                 reminded = group.reminded
                 self._note_state(group, proposal)
                 group.repeats, group.reminded = True, group.reminded or reminded

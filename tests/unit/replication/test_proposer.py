@@ -380,6 +380,15 @@ def test_a_disk_that_was_away_does_not_take_a_part_of_a_row_for_the_row(
     assert state == StateValue(2, b"b", reminders=KEPT)
 
 
+def test_a_look_at_a_state_does_not_hide_its_reminders(replicas: Replicas) -> None:
+    replicas.done(replicas.store(), KEY, SaveState(1, 1, b"a", 0, REMINDERS))
+    store = replicas.store()
+    for _ in range(2):
+        assert replicas.done(store, KEY, ChangeValue(0, expire(5.0, 1.0, 7))) is False
+    assert replicas.done(store, KEY, SaveState(1, 2, b"b")) is None
+    assert replicas.done(store, KEY, ReadValue()).value == StateValue(2, b"b", reminders=KEPT)
+
+
 def test_an_expired_state_keeps_its_reminders(replicas: Replicas) -> None:
     store = replicas.store()
     replicas.done(store, KEY, SaveState(1, 1, b"a", 0, REMINDERS))

@@ -98,6 +98,7 @@ class Registers:
         return drawn >= self.trouble
 
     async def change(self, key: str, fence: int, function: Function) -> object:
+        await asyncio.sleep(0)
         await self._others()
         self._come(key)
         before = self.rows.get(key)
