@@ -10,16 +10,26 @@ from pathlib import Path
 
 import pytest
 
+from shardbus.config.settings import DataSettings
+from shardbus.data import Counter, ReplicatedData
 from shardbus.errors import StaleEpoch, StaleFence
 from shardbus.ids import Address
 from shardbus.replica.backup_file import BackupWriter, read_backup
 from shardbus.replica.disk_copies import DiskCopy, read_disk, write_alone
-from shardbus.replication.refounding import EPOCHS_SKIPPED, merge_rows, remains, skip_epochs
+from shardbus.replication.journal_rows import HEAD_ENTRIES
+from shardbus.replication.refounding import (
+    EPOCHS_SKIPPED,
+    merge_rows,
+    remains,
+    reopen_reminders,
+    skip_epochs,
+)
 from shardbus.replication.registers import Registers
 from shardbus.replication.ring import RINGS_OF_ERA, renewed_ring
 from shardbus.replication.values import bucket_of, state_key
 from shardbus.store import ring_change, ring_reading
-from shardbus.store.protocol import Save
+from shardbus.store.journal_protocol import Append
+from shardbus.store.protocol import Reminders, Save
 from shardbus.store.replica_status import ask_replicas
 from shardbus.store.replicated import ReplicatedStore
 from shardbus.store.ring_change import RingOperator, adding, removing
@@ -68,6 +78,7 @@ def founded_anew(path: Path, me: Address, copies: list[DiskCopy], store: int) ->
     rows, rings = Registers(), [copy.ring for copy in copies]
     merge_rows(rows, [copy.registers for copy in copies])
     epochs = skip_epochs(rows, 77)
+    reopen_reminders(rows, 78)
     write_alone(path, 2**28, rows, me, lambda alone: renewed_ring(rings, alone, store))
     return epochs
 
@@ -163,6 +174,104 @@ async def test_a_backup_of_a_time_is_restored_into_a_new_store(
         await fresh.claim_epoch("cart", EPOCH + EPOCHS_SKIPPED, table.layout)
     await fresh.claim_epoch("cart", EPOCH + EPOCHS_SKIPPED + 1, table.layout)
     await fresh.close()
+
+
+class Rest:
+    """Data besides states: values, a journal with a block, and reminders."""
+
+    def __init__(self, store: ReplicatedStore) -> None:
+        self.store, self.data = store, ReplicatedData(store, DataSettings())
+
+    async def write(self) -> None:
+        await self.store.add_remembered("cart", "0", ["e-1"], FENCE)
+        await self.data.put("rate", 1.09)
+        await self.data.update("hits", Counter, lambda hits: hits.add(3))
+        await self.data.put("gone", 1)
+        await self.data.delete("gone")
+        for first in (0, HEAD_ENTRIES):
+            entries = tuple(b"%d" % n for n in range(first, first + HEAD_ENTRIES))
+            one = Append("cart", "0", "j", FENCE, entries, next(OPS), first)
+            assert await self.store.journals.append([one]) == [None]
+        await self.store.journals.trim("cart", "0", "j", FENCE, 10)
+        await self.remind(COUNT, 0)
+
+    async def remind(self, count: int, due: int) -> None:
+        """Let some entities have reminders, each of which is due later than the one before."""
+        saves = [
+            Save("cart", "0", f"e-{n}", FENCE, b"r", next(OPS), Reminders(due + n + 1, b"%d" % n))
+            for n in range(count)
+        ]
+        assert await self.store.save_states(saves) == [None] * count
+
+    async def compare(self, *, due: int = 0) -> None:
+        """Compare everything with what was written. `due`: as of the last `remind`."""
+        rate, hits = await self.data.get("rate"), await self.data.get("hits")
+        assert rate is not None
+        assert hits is not None
+        assert (rate.data, hits.data, await self.data.get("gone")) == (1.09, 3, None)
+        page = await self.store.journals.read("cart", "0", "j", 0, 10_000)
+        assert page.entries == [b"%d" % n for n in range(10, 2 * HEAD_ENTRIES)]
+        assert await self.store.due_shards("cart") == ["0"]
+        entries = await self.store.page_due("cart", "0", None, 1000)
+        assert entries == [(due + n + 1, f"e-{n}") for n in range(COUNT)]
+        names = [f"e-{n}" for n in range(COUNT)]
+        assert await self.store.read_states("cart", names) == [b"r"] * COUNT
+        assert await self.store.load_reminders("cart", "0", names) == [
+            b"%d" % n for n in range(COUNT)
+        ]
+
+    async def go_on(self) -> None:
+        """Write more, as the next home and its clients do."""
+        await self.store.add_remembered("cart", "0", [], FENCE + 1)
+        await self.data.update("hits", Counter, lambda hits: hits.add())
+        last = (await self.store.journals.open("cart", "0", "j", FENCE + 1, 0, 1)).last
+        one = Append("cart", "0", "j", FENCE + 1, (b"more",), next(OPS), last)
+        assert await self.store.journals.append([one]) == [None]
+        hits = await self.data.get("hits")
+        assert hits is not None
+        assert hits.data == 4
+
+
+async def test_a_backup_has_values_journals_and_reminders(
+    replicas: Replicas, store: ReplicatedStore, tmp_path: Path
+) -> None:
+    rest = Rest(store)
+    await rest.write()
+    replicas.stop(2)
+    await rest.remind(COUNT, 7)
+    await backed_up(replicas, tmp_path / "backup")
+    await rest.remind(3, 9)
+    replicas.stop()
+    for number in range(3):
+        (tmp_path / str(number)).rename(tmp_path / f"former-{number}")
+    copy = read_backup(tmp_path / "backup")
+    founded_anew(tmp_path / "0", replicas.addresses[0], [copy], 5)
+    replicas.start(0)
+    async with replicas.opened(timeout=5.0) as fresh:
+        await Rest(fresh).compare(due=7)
+        await Rest(fresh).go_on()
+
+
+async def test_the_disks_of_a_majority_have_values_journals_and_reminders(
+    replicas: Replicas, store: ReplicatedStore, tmp_path: Path
+) -> None:
+    rest = Rest(store)
+    await rest.write()
+    replicas.stop(2)
+    await rest.remind(COUNT, 7)
+    replicas.start(2)
+    await replicas.serving()
+    replicas.stop(1)
+    await rest.remind(COUNT, 20)
+    replicas.stop()
+    copies = [read_disk(tmp_path / str(number)) for number in (0, 2)]
+    left = remains([copy.place for copy in copies], ())
+    assert left.suffices
+    founded_anew(tmp_path / "0", replicas.addresses[0], copies, left.ring.store)
+    replicas.start(0)
+    await until(lambda: replicas.servers[0][0].serves, "the recovered replica")
+    await rest.compare(due=20)
+    await rest.go_on()
 
 
 async def test_a_store_goes_on_from_the_disk_that_is_left(

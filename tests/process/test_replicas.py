@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ from examples.ledger import Account
 from shardbus import ShardBusError
 from tests.ports import free_block
 from tests.process.nodes import NodeProcess, Processes
+from tests.process.test_reminders import rung
 from tests.waiting import until
 
 pytestmark = pytest.mark.long
@@ -35,7 +37,9 @@ class Trio:
         self.lab, self.ports = lab, [free_block(4) for _ in range(3)]
         self.nodes: dict[int, NodeProcess] = {}
 
-    def begin(self, *numbers: int, app: str = "tests.process.app:bus") -> None:
+    def begin(
+        self, *numbers: int, app: str = "tests.process.app:bus", settings: tuple[str, ...] = ()
+    ) -> None:
         """Start these nodes, all by default; does not wait."""
         for number in numbers or range(3):
             port = self.ports[number]
@@ -47,6 +51,7 @@ class Trio:
                     f"node.gossip_port={port + 1}",
                     f"store.path={self.lab.folder}/replica-{number}",
                     "store.timeout=5s",
+                    *settings,
                 ),
             )
 
@@ -156,6 +161,50 @@ async def test_events_and_outboxes_outlive_a_killed_node_and_a_full_stop(trio: T
     trio.begin(app=app)
     await trio.agree()
     assert await balances() == before
+
+
+async def test_reminders_outlive_a_killed_node_and_a_full_stop(trio: Trio) -> None:
+    app, lab, token = "tests.process.reminding_app:bus", trio.lab, "sesame-sesame-16"
+    settings = ("http.write=true", f"http.token={token}")
+    trio.begin(app=app, settings=settings)
+    await trio.agree()
+    first, later = [f"a{n}" for n in range(30)], [f"b{n}" for n in range(30)]
+
+    async def remind(ids: list[str], seconds: float) -> None:
+        async with lab.client(*trio.running, timeout=30.0) as client:
+            for entity_id in ids:
+                await client.call("alarm", entity_id, "set", seconds)
+
+    async def command(*words: str, **environment: str) -> str:
+        process = lab.run(*words, **environment)
+        assert await process.ended() == 0, process.err.read_text()
+        return process.out.read_text() + process.err.read_text()
+
+    await remind(first, 4.0)
+    trio.nodes[2].kill()
+    await until(lambda: set(rung(lab)) == set(first), "each reminder to fire")
+    assert {len(times) for times in rung(lab).values()} == {1}
+    await remind(later, 3.0)
+    await remind(["far"], 86_400.0)
+    assert await asyncio.gather(*(node.terminate() for node in trio.running)) == [0, 0]
+    trio.begin(app=app, settings=settings)
+    await trio.agree()
+    await until(lambda: set(later) <= set(rung(lab)), "each reminder to fire after the restart")
+    assert {len(times) for times in rung(lab).values()} == {1}
+
+    at = ("--node", f"http://127.0.0.1:{trio.nodes[0].http_port}")
+    listed = await command("reminders", "list", "alarm", *at, "--json")
+    assert [row["id"] for row in json.loads(listed)["reminders"]] == ["far"]
+    assert "ring" in await command("reminders", "show", "alarm", "far", *at)
+    url = "cluster://" + ",".join(f"127.0.0.1:{port + 2}" for port in trio.ports)
+    of_store = ("--cluster", "lab", "--store", url)
+    exported = lab.folder / "exported"
+    exported.write_text(await command("state", "export", "alarm", *of_store))
+    assert '"id":"far"' in exported.read_text()
+    cancelling = ("reminders", "cancel", "alarm", "far", *at)
+    assert "1 cancelled: ring" in await command(*cancelling, SHARDBUS_NODE_TOKEN=token)
+    listed = await command("reminders", "list", "alarm", *at, "--json")
+    assert json.loads(listed)["reminders"] == []
 
 
 async def test_a_replica_ends_with_its_node_and_comes_back_by_itself(trio: Trio) -> None:
