@@ -692,6 +692,20 @@ class ReminderTests:
             assert await store.save_states([reminding("a", 1, due, op_id)]) == [None]
             assert await due_in(keeps) == [(due, "a")]
 
+    async def test_reminders_stay_when_the_state_expires(
+        self, store: StateStore, other: StateStore
+    ) -> None:
+        keeps = reminder_store(other)
+        if keeps is None:
+            return  # an optional ability
+        assert await store.save_states([reminding("a", 1, 5000, 1, data=b"one")]) == [None]
+        assert await other.expire_states("counter", ["a"], 1000, 900) == []
+        assert await other.expire_states("counter", ["a"], 1100, 1000) == ["a"]
+        assert await other.load_state("counter", "7", "a", 1) is None
+        assert await keeps.load_reminders("counter", "7", ["a"]) == [b"5000"]
+        assert await store.save_states([save("a", 1, b"two", 2)]) == [None]
+        assert await due_in(keeps) == [(5000, "a")]
+
     async def test_an_old_home_cannot_change_reminders(
         self, store: StateStore, other: StateStore
     ) -> None:
