@@ -14,9 +14,9 @@ A save has three steps. The second one is the save; it is refused or carried out
     settle   due, if no other save has been intended since                 the list, later
 
 **The index names too much, but never too little.** A save of reminders reaches the row of the state
-only after its intent is chosen, and an entity stays open until a `settle` names this very intent.
-Whoever settles has a proof that the due time stays: its own save was answered, and the saves of
-other objects are behind it. So wherever the process ends, the entity is open, or `due` is true:
+only after its intent is chosen, and an entity stays open until a `settle` names this very intent. A
+store object settles with a proof that the due time stays: its own save was answered, and the saves
+of other objects are behind it. So wherever the process ends, the entity is open, or `due` is true:
 
 | the process ends, or has no answer | then |
 |---|---|
@@ -28,7 +28,7 @@ other objects are behind it. So wherever the process ends, the entity is open, o
 anything. A save that was intended before may still be under way: its entity is open. So a reader
 loads the state of each such entity under the fence of the list, two rounds at a majority, as an
 activation does: a former save has its effect before, and is read, or has none. What was read so
-can be settled. So the index that a home has read is changed by nobody but itself: no reminder is
+can be settled. So only the home itself changes the index that it has read: no reminder is
 lost, and none fires at a time that is not stored.
 
 **Settling costs no write of its own**: it goes with the next intent of the shard. What is not

@@ -204,7 +204,7 @@ class Rest:
         assert await self.store.save_states(saves) == [None] * count
 
     async def compare(self, *, due: int = 0) -> None:
-        """Compare everything with what was written. `due`: as of the last `remind`."""
+        """Compare everything with the writes. `due`: as of the last `remind`."""
         rate, hits = await self.data.get("rate"), await self.data.get("hits")
         assert rate is not None
         assert hits is not None

@@ -163,7 +163,7 @@ class Registers:
         await self.change(list_key(KIND, shard), fence, function)
 
     def due(self, shard: str) -> list[tuple[int, str]]:
-        """Return what the states say."""
+        """Return the due times in the states."""
         rows = ((key.split("\x1f")[2], value) for key, value in self.rows.items() if key[0] == "s")
         return sorted((due_of(v, shard), one) for one, v in rows if due_of(v, shard))
 
@@ -338,7 +338,7 @@ class Race:
             doubtful.add(entity_id)
 
     async def _compare(self, ours: ReplicatedReminders, fence: int, doubtful: set[str]) -> None:
-        """A home that is the newest one reads what the states say."""
+        """A home that is the newest one reads the entries that the states have."""
         page = await self._insist(lambda: ours.page_due(KIND, "7", None, 99))
         if self.highest > fence:
             return
