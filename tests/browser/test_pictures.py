@@ -18,7 +18,8 @@ from tests.browser.test_cluster import SETTINGS, TOKEN, url_of
 from tests.browser.test_stored_state import look_up, press
 from tests.browser.windows import Windows, shows
 from tests.process import app
-from tests.process.nodes import ROOT, Processes
+from tests.process.nodes import Processes
+from tests.process.warm import ROOT
 from tests.waiting import until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.soak]

@@ -44,9 +44,10 @@ from tests.chaos.verdict import (
     tracebacks,
 )
 from tests.process.namespaces import Machine, Network
-from tests.process.nodes import ROOT, NodeProcess, Processes
+from tests.process.nodes import NodeProcess, Processes
 from tests.process.stores.saving import stored_totals
 from tests.process.test_ledger import ASK, PAGES, TELL, Ledger, Load, Producer
+from tests.process.warm import ROOT
 from tests.waiting import until
 
 ASK_TIMEOUT_S = 20.0

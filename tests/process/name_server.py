@@ -8,10 +8,8 @@ import struct
 import threading
 from pathlib import Path
 
-from tests.process.namespaces import Machine, inside
+from tests.process.namespaces import FILES, Machine, inside
 
-FOLDER = Path("/etc/netns")
-"""The files that `ip netns exec` shows as /etc to the processes of a namespace."""
 A, NAME_ERROR, ANSWER = 1, 3, 0x8580
 
 
@@ -33,7 +31,7 @@ class NameServer:
 
     def serves(self, machine: Machine) -> None:
         """Let the processes on this machine ask here."""
-        folder = FOLDER / machine.name
+        folder = FILES / machine.name
         folder.mkdir(parents=True)
         self._folders.append(folder)
         (folder / "resolv.conf").write_text(f"nameserver {self._address}\n")

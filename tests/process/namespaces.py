@@ -41,6 +41,8 @@ from tests.redis_server import server_binary
 from tests.waiting import PATIENCE_S
 
 FOLDER = Path("/run/netns")
+FILES = Path("/etc/netns")
+"""The files that `ip netns exec` shows as /etc to the processes of a namespace."""
 NAME = re.compile(r"sb-(\d+)-\d+-\w+")
 CLONE_NEWNET = 0x40000000
 REDIS_PORT = 6379
@@ -99,6 +101,11 @@ class Machine:
         if not self.disk:
             return inside
         return (*inside, "sh", "-c", 'mount -t tmpfs tmpfs "$0" && exec "$@"', self.disk)
+
+    @property
+    def is_plain(self) -> bool:
+        """True if its processes see the files of this machine."""
+        return not self.disk and not (FILES / self.name).exists()
 
     def dial(self, port: int) -> socket.socket:
         """A connection to a port of the machine's own loopback interface."""
@@ -266,6 +273,12 @@ def inside(name: str) -> Iterator[None]:
             yield
         finally:
             _setns(home.fileno())
+
+
+def enter(name: str) -> None:
+    """This thread is in the namespace from now on."""
+    with (FOLDER / name).open() as there:
+        _setns(there.fileno())
 
 
 def _setns(descriptor: int) -> None:

@@ -17,10 +17,10 @@ from typing import Any
 from shardbus import AsyncClient
 from tests.message_accounts import missing
 from tests.ports import free_port
+from tests.process import warm
 from tests.process.namespaces import Machine, Network
 from tests.waiting import PATIENCE_S, until
 
-ROOT = Path(__file__).resolve().parents[2]
 QUICK = ("cluster.gossip_interval=200ms", "cluster.leader_actions_interval=200ms")
 PATIENT = ("store.timeout=60s",)
 """For a file that no test takes away: only a machine that stands still keeps it from answering."""
@@ -31,16 +31,7 @@ STAYS_DOWN = ("cluster.rejoin_after_down=false",)
 MACHINE_PORTS = (7355, 7356, 8558)
 """ROUTER, gossip and HTTP of a node that has a machine to itself."""
 
-# A node dies with the test run, even if that is killed.
-_WITH_THE_TEST = """
-import ctypes, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-"""
-_COMMAND = f"""{_WITH_THE_TEST}
-from shardbus_cli.main import main
-main()
-"""
-_EMBEDDED = f"""{_WITH_THE_TEST}
+_EMBEDDED = f"""{warm.WITH_THE_TEST}
 from tests.process.embedded import run
 run()
 """
@@ -55,28 +46,39 @@ class NodeProcess:
         name: str,
         command: list[str],
         machine: Machine | None = None,
-        program: str = _COMMAND,
+        program: str = warm.COMMAND,
         stderr: int | None = None,
         stdout: int | None = None,
         enter: tuple[str, ...] = (),
+        fresh: bool = True,
         **environment: str,
     ) -> None:
+        """Start it, in an interpreter that is `fresh` or has imported the command (`warm`)."""
         self.name, self.folder, self.machine = name, folder, machine
         self.host = machine.address if machine else "127.0.0.1"
         self.out, self.err = folder / f"{name}.out", folder / f"{name}.err"
         self.port = self.gossip_port = self.http_port = 0
         env = {k: v for k, v in os.environ.items() if not k.startswith("SHARDBUS_")}
-        path = os.pathsep.join(map(str, (ROOT, ROOT / "cli")))
-        env |= {"PYTHONPATH": path, "APP_FOLDER": str(folder), "COLUMNS": "200"} | environment
+        env |= {"PYTHONPATH": warm.PATHS, "APP_FOLDER": str(folder), "COLUMNS": "200"} | environment
+        plain = machine is None or machine.is_plain
+        forked = not fresh and not enter and plain and warm.can(environment)
+        self.process: subprocess.Popen[bytes] | warm.Forked
         with self.out.open("wb") as out, self.err.open("wb") as err:
-            self.process = subprocess.Popen(
-                [*(machine.enter if machine else enter), sys.executable, "-c", program, *command],
-                cwd=folder,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=out if stdout is None else stdout,
-                stderr=err if stderr is None else stderr,
-            )
+            stdout = out.fileno() if stdout is None else stdout
+            stderr = err.fileno() if stderr is None else stderr
+            if forked:
+                namespace = machine.name if machine else ""
+                self.process = warm.fork(command, folder, env, stdout, stderr, namespace)
+            else:
+                enter = machine.enter if machine else enter
+                self.process = subprocess.Popen(
+                    [*enter, sys.executable, "-c", program, *command],
+                    cwd=folder,
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                )
 
     @property
     def address(self) -> str:
@@ -156,10 +158,16 @@ class Processes:
     def live(self) -> list[NodeProcess]:
         return [node for node in self.all if node.running]
 
-    def run(self, *command: str, machine: Machine | None = None, **environment: str) -> NodeProcess:
+    def run(
+        self,
+        *command: str,
+        machine: Machine | None = None,
+        fresh: bool = False,
+        **options: Any,
+    ) -> NodeProcess:
         """A command that may be anything."""
         name = f"n{len(self.all) + 1}"
-        node = NodeProcess(self.folder, name, list(command), machine, **environment)
+        node = NodeProcess(self.folder, name, list(command), machine, fresh=fresh, **options)
         self.all.append(node)
         return node
 
@@ -171,7 +179,8 @@ class Processes:
         seeds: list[str] | None = None,
         machine: Machine | None = None,
         app: str = "tests.process.app:bus",
-        **environment: str,
+        fresh: bool = False,
+        **environment: Any,
     ) -> NodeProcess:
         """Start a node of the tests' application; does not wait. Joins those that run, or `seeds`.
         Without a machine it gets a new one, if there is a network."""
@@ -190,7 +199,7 @@ class Processes:
         patience = SERVED if self.store.startswith(("redis", "postgresql")) else PATIENT
         for assignment in (*QUICK, *STAYS_DOWN, *patience, *settings):
             command += ["--set", assignment]
-        node = self.run(*command, *options, machine=machine, **environment)
+        node = self.run(*command, *options, machine=machine, fresh=fresh, **environment)
         node.port, node.gossip_port, node.http_port = port, gossip_port, http_port
         return node
 

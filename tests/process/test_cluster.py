@@ -18,7 +18,8 @@ from shardbus import RequestError
 from tests.markers import long_only
 from tests.ports import free_port
 from tests.process.app import Account, Overdrawn, Stubborn
-from tests.process.nodes import ROOT, NodeProcess, Processes
+from tests.process.nodes import NodeProcess, Processes
+from tests.process.warm import ROOT
 from tests.waiting import PATIENCE_S, until
 
 DETECT_QUICKLY = (

@@ -17,12 +17,9 @@ from pathlib import Path
 import pytest
 
 from tests.markers import long_only
-from tests.process.namespaces import Machine, inside
+from tests.process.namespaces import FILES, Machine, inside
 from tests.process.nodes import MACHINE_PORTS, NodeProcess, Processes
 from tests.waiting import until
-
-FOLDER = Path("/etc/netns")
-"""The files that `ip netns exec` shows as /etc to the processes of a namespace."""
 
 
 class Names:
@@ -37,7 +34,7 @@ class Names:
         self._folders: list[Path] = []
 
     def add(self, name: str, machine: Machine) -> None:
-        folder = FOLDER / machine.name
+        folder = FILES / machine.name
         folder.mkdir(parents=True)
         self._folders.append(folder)
         (folder / "resolv.conf").write_text(f"nameserver {self._address}\n")

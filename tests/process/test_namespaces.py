@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.namespaces import FOLDER, Machine, Network, Wall, inside, sweep
-from tests.process.nodes import ROOT
+from tests.process.warm import ROOT
 from tests.waiting import until
 
 SILENCE_S = 0.3

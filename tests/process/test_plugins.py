@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from shardbus import AskTimeout
-from tests.process.nodes import ROOT, Processes
+from tests.process.nodes import Processes
+from tests.process.warm import ROOT
 from tests.waiting import until
 
 APP = "tests.process.plugins:bus"

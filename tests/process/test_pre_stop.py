@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from tests.process.app import Account
-from tests.process.nodes import ROOT, Processes
+from tests.process.nodes import Processes
+from tests.process.warm import ROOT
 
 PATCH = ROOT / "deploy" / "kubernetes" / "pre-stop" / "pods.yaml"
 IDS = [f"a{number}" for number in range(20)]

@@ -56,7 +56,7 @@ def child_of(pid: int) -> int:
 
 @pytest.mark.parametrize("number", SIGNALS)
 async def test_a_signal_during_its_imports_ends_a_node(lab: Processes, number: int) -> None:
-    node = lab.begin()
+    node = lab.begin(fresh=True)
     # Python itself handles SIGINT: the handler that matters is the handler of the command.
     await until(lambda: catches(node.process.pid), "the first instruction of the command")
     node.signal(signal.Signals(number))
