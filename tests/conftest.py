@@ -53,6 +53,23 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep the modules and the tests out of all later collections of garbage: they stay until the
+    end, and each search through them would take half a second."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Let the last collection meet everything."""
+    gc.unfreeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give long tests their own limit against hangs."""
     for item in items:
@@ -71,11 +88,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 @pytest.fixture
-def own_garbage() -> Iterator[None]:
+def own_garbage() -> None:
     """Let a test collect only its own garbage: garbage of other tests may warn."""
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,5 @@
-"""Who stays, with real processes: a stopped process (SIGSTOP) is a side that says nothing."""
+"""Who stays, with real processes: a stopped process (SIGSTOP) is a side that says nothing. Sides
+that both run, and other strategies: `test_walls`."""
 
 from __future__ import annotations
 
@@ -56,39 +57,6 @@ async def test_static_quorum_keeps_the_side_with_enough(lab: Processes) -> None:
     stop(second)
     assert await first.ended() == 1
     assert "no quorum: 1 vote here, 2 needed" in first.err.read_text()
-
-
-@pytest.mark.long
-async def test_keep_oldest_keeps_the_side_with_the_oldest(lab: Processes) -> None:
-    first, second, third = await three(lab, strategy="keep-oldest")
-    stop(third)
-    await lab.agree(first, second)
-    await resume_and_end(third)
-
-
-@pytest.mark.long
-async def test_keep_oldest_gives_up_an_oldest_that_is_alone(lab: Processes) -> None:
-    first, second, third = await three(lab, strategy="keep-oldest")
-    stop(first)
-    await lab.agree(second, third)
-    await resume_and_end(first)
-
-
-@pytest.mark.long
-async def test_keep_oldest_may_keep_an_oldest_that_is_alone(lab: Processes) -> None:
-    first, second, third = await three(lab, strategy="keep-oldest", down_if_alone="false")
-    stop(first)
-    assert [await second.ended(), await third.ended()] == [1, 1]
-    assert "the oldest is there" in second.err.read_text() + third.err.read_text()
-    first.signal(signal.SIGCONT)
-    await lab.agree(first)
-
-
-@pytest.mark.long
-async def test_down_all_keeps_nobody(lab: Processes) -> None:
-    first, second, third = await three(lab, strategy="down-all")
-    stop(third)
-    assert [await first.ended(), await second.ended()] == [1, 1]
 
 
 @pytest.mark.long

@@ -195,9 +195,7 @@ async def test_joining_and_leaving_lose_and_reorder_nothing(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("store_kind", "homes"), [("redis", "ask"), ("sqlite", "ask"), ("redis", "gossip")]
-)
+@pytest.mark.parametrize(("store_kind", "homes"), [("redis", "ask"), ("sqlite", "gossip")])
 async def test_kills_cost_what_the_dead_had_and_nothing_else(
     lab: Processes, store_kind: str, homes: str, request: pytest.FixtureRequest
 ) -> None:

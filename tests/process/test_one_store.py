@@ -10,7 +10,6 @@ import pytest
 
 from shardbus.store import claim_registry
 from shardbus.store.opening import open_store
-from tests.markers import long_only
 from tests.ports import free_port
 from tests.process.namespaces import Network, redis_on
 from tests.process.nodes import NodeProcess, Processes
@@ -19,23 +18,27 @@ from tests.waiting import PATIENCE_S, until
 REFUSED = 6
 
 
-@pytest.fixture
-def shared(lab: Processes, any_store: str) -> Processes:
-    """Nodes over a store that several processes can share."""
-    lab.store = any_store
-    return lab
-
-
 async def founders(*nodes: NodeProcess) -> set[str]:
     """The oldest nodes that these nodes see."""
     pages = await asyncio.gather(*(node.page("/v1/cluster") for node in nodes))
     return {str(page["oldest"]) for page in pages if page}
 
 
-@pytest.mark.parametrize("seeds", [0, *long_only(2)])
 async def test_a_second_cluster_on_a_store_is_refused_with_the_addresses(
-    shared: Processes, seeds: int
+    lab: Processes, any_store: str
 ) -> None:
+    await is_refused(lab, any_store, 0)
+
+
+@pytest.mark.long
+async def test_a_second_cluster_with_seeds_that_do_not_answer_is_refused(
+    lab: Processes, store: str
+) -> None:
+    await is_refused(lab, store, 2)
+
+
+async def is_refused(shared: Processes, store: str, seeds: int) -> None:
+    shared.store = store
     production = await shared.start()
     port = free_port()
     seeds_given = [f"127.0.0.1:{port}", f"127.0.0.1:{free_port()}"][:seeds]
@@ -50,47 +53,51 @@ async def restart(lab: Processes, places: list[int], seeds: list[str]) -> list[N
     return [lab.begin(port=place, seeds=seeds) for place in places]
 
 
-@pytest.mark.parametrize("order", [-1, *long_only(1)])
+@pytest.mark.parametrize(
+    ("kind", "order"), [("sqlite", -1), pytest.param("redis", 1, marks=pytest.mark.long)]
+)
 async def test_both_seeds_restart_and_join_the_cluster_that_lives(
-    shared: Processes, order: int
+    lab: Processes, kind: str, order: int, request: pytest.FixtureRequest
 ) -> None:
+    if kind == "redis":
+        lab.store = request.getfixturevalue("redis_url")
     places = [free_port() for _ in range(4)]
     seeds = [f"127.0.0.1:{place}" for place in places[:2]]
-    nodes = await restart(shared, places, seeds)
-    await shared.agree(*nodes)
+    nodes = await restart(lab, places, seeds)
+    await lab.agree(*nodes)
     for node in nodes[:2]:
         node.kill()
-    await shared.agree(*nodes[2:])
-    again = await restart(shared, places[:2][::order], seeds[::order])
-    await shared.agree(*nodes[2:], *again)
+    await lab.agree(*nodes[2:])
+    again = await restart(lab, places[:2][::order], seeds[::order])
+    await lab.agree(*nodes[2:], *again)
     assert len(await founders(*nodes[2:], *again)) == 1
 
 
 @pytest.mark.long
 async def test_seeds_that_left_in_order_come_back_to_the_cluster_that_lives(
-    shared: Processes,
+    lab: Processes,
 ) -> None:
     places = [free_port() for _ in range(3)]
     seeds = [f"127.0.0.1:{place}" for place in places[:2]]
-    nodes = await restart(shared, places, seeds)
-    await shared.agree(*nodes)
+    nodes = await restart(lab, places, seeds)
+    await lab.agree(*nodes)
     assert await asyncio.gather(*(node.terminate() for node in nodes[:2])) == [0, 0]
-    again = await restart(shared, places[:2], seeds)
-    await shared.agree(nodes[2], *again)
+    again = await restart(lab, places[:2], seeds)
+    await lab.agree(nodes[2], *again)
 
 
 @pytest.mark.long
 async def test_a_cluster_that_was_killed_whole_starts_again_with_the_same_nodes(
-    shared: Processes,
+    lab: Processes,
 ) -> None:
     places = [free_port() for _ in range(2)]
     seeds = [f"127.0.0.1:{place}" for place in places]
-    nodes = await restart(shared, places, seeds)
-    await shared.agree(*nodes)
+    nodes = await restart(lab, places, seeds)
+    await lab.agree(*nodes)
     for node in nodes:
         node.kill()
-    again = await restart(shared, places, seeds)
-    await shared.agree(*again)
+    again = await restart(lab, places, seeds)
+    await lab.agree(*again)
 
 
 @pytest.mark.long

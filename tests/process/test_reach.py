@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -47,16 +47,18 @@ async def relay(port: int, to: int) -> AsyncIterator[None]:
         server.close()
 
 
-async def is_held_off(node: NodeProcess, *others: NodeProcess) -> None:
-    """Check that the node becomes no member for a while, and that nothing happens to the others."""
+async def is_held_off(nodes: list[NodeProcess], *others: NodeProcess) -> None:
+    """Check that the nodes become no members for a while, and that nothing happens to the
+    others."""
     loop = asyncio.get_running_loop()
     until_ = loop.time() + HOLD_S
+    strangers = {node.address for node in nodes}
     while loop.time() < until_:
         for other in others:
             page = await other.page("/v1/nodes")
-            assert page is None or node.address not in [row["address"] for row in page["nodes"]]
+            assert page is None or strangers.isdisjoint(row["address"] for row in page["nodes"])
         await asyncio.sleep(0.5)
-    assert not await node.ready()
+    assert not any([await node.ready() for node in nodes])
     assert all("unreachable" not in other.err.read_text() for other in others)
 
 
@@ -66,7 +68,7 @@ async def test_a_node_whose_gossip_is_not_reached_is_no_member_until_it_is(lab: 
     mapped = free_port()
     late = lab.begin("--advertise-gossip", f"127.0.0.1:{mapped}")
     await late.says(f"does not reach this node at 127.0.0.1:{mapped} (gossip)")
-    await is_held_off(late, first, second)
+    await is_held_off([late], first, second)
     async with relay(mapped, late.gossip_port):
         await until(late.ready, "the ready line behind the mapped port")
         await lab.agree()
@@ -81,31 +83,30 @@ async def test_a_node_whose_messages_are_not_reached_is_no_member(lab: Processes
     assert [row["address"] for row in page["nodes"]] == [first.address]
 
 
-@pytest.mark.parametrize(
-    ("seed", "why"),
-    [
-        (lambda first: first.http_port, "an HTTP server answers there"),
-        pytest.param(lambda first: free_port(), "no process listens there", marks=pytest.mark.long),
-        pytest.param(
-            lambda first: first.gossip_port,
-            "a node's port of gossip answers there",
-            marks=pytest.mark.long,
-        ),
-    ],
-    ids=["HTTP", "nothing", "gossip"],
-)
-async def test_a_wrong_seed_is_named_with_what_listens_there(
-    lab: Processes, seed: Callable[[NodeProcess], int], why: str
-) -> None:
-    """The node has another store: on the cluster's own it is refused, with the right addresses."""
+async def in_no_cluster(node: NodeProcess) -> str:
+    """The first line in which the node says why."""
+    await node.says("in no cluster after")
+    lines = node.err.read_text().splitlines()
+    return next(line for line in lines if "in no cluster after" in line)
+
+
+async def test_a_wrong_seed_is_named_with_what_listens_there(lab: Processes) -> None:
+    """The nodes have other stores: on the cluster's own they are refused, with the right
+    addresses."""
     [first] = await lab.cluster(1)
-    port = seed(first)
-    store_url = f"sqlite:///{lab.folder}/another.db"
-    late = lab.begin("--store", store_url, seeds=[f"127.0.0.1:{port}"])
-    await late.says("in no cluster after")
-    [line] = [x for x in late.err.read_text().splitlines() if "in no cluster after" in x][:1]
-    assert f"127.0.0.1:{port} (messages): no answer (" in line
-    assert why in line
+    wrong = {
+        first.http_port: "an HTTP server answers there",
+        free_port(): "no process listens there",
+        first.gossip_port: "a node's port of gossip answers there",
+    }
+    late = {}
+    for port in wrong:
+        store_url = f"sqlite:///{lab.folder}/{port}.db"
+        late[port] = lab.begin("--store", store_url, seeds=[f"127.0.0.1:{port}"])
+    for port, why in wrong.items():
+        line = await in_no_cluster(late[port])
+        assert f"127.0.0.1:{port} (messages): no answer (" in line
+        assert why in line
 
 
 def block(machine: Machine, chain: str, port: int) -> None:
@@ -119,21 +120,26 @@ def clear(machine: Machine) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("port", [GOSSIP, MESSAGES], ids=["gossip", "messages"])
-@pytest.mark.parametrize("chain", ["INPUT", "OUTPUT"])
-async def test_one_channel_in_one_direction(walled: Processes, chain: str, port: int) -> None:
-    named = "(gossip)" if port == GOSSIP else "(messages)"
+async def test_one_channel_in_one_direction(walled: Processes) -> None:
+    """Four nodes, of which each lacks another one."""
     assert walled.network is not None
     first, second = await walled.cluster(2)
-    machine = walled.network.machine()
-    block(machine, chain, port)
-    late = walled.begin(machine=machine)
-    await late.says("in no cluster after")
-    [line] = [x for x in late.err.read_text().splitlines() if "in no cluster after" in x][:1]
-    assert f":{port} {named}" in line
-    await is_held_off(late, first, second)
-    clear(machine)
-    await until(late.ready, "the ready line once the way is open")
+    seeds = [first.address, second.address]
+    late = {}
+    for chain in ("INPUT", "OUTPUT"):
+        for port in (GOSSIP, MESSAGES):
+            machine = walled.network.machine()
+            block(machine, chain, port)
+            late[chain, port] = walled.begin(machine=machine, seeds=seeds)
+    for (_, port), node in late.items():
+        named = "(gossip)" if port == GOSSIP else "(messages)"
+        assert f":{port} {named}" in await in_no_cluster(node)
+    await is_held_off([*late.values()], first, second)
+    for node in late.values():
+        assert node.machine is not None
+        clear(node.machine)
+    for node in late.values():
+        await until(node.ready, "the ready line once the way is open")
     await walled.agree()
 
 
@@ -144,27 +150,22 @@ async def counts(client: AsyncClient, keys: range) -> list[int]:
     return await asyncio.gather(*(client.call("account", f"k{i}", "add", 1) for i in keys))
 
 
-@pytest.mark.parametrize("names", [("localhost",), ("localhost", "127.0.0.1"), ("127.0.0.1",)])
-async def test_a_client_is_served_at_once_by_any_name(
-    lab: Processes, names: tuple[str, ...]
-) -> None:
+async def test_a_client_is_served_at_once_by_any_name(lab: Processes) -> None:
+    """A blocking one, too."""
     [node] = await lab.cluster(1)
-    urls = [f"tcp://{name}:{node.port}" for name in names]
-    async with AsyncClient(*urls, cluster="lab", timeout=PATIENCE_S) as client:
-        assert await counts(client, range(20)) == [1] * 20
-        sessions = client._endpoint.outgoing_sessions
-        assert [session.name.partition("#")[0] for session in sessions] == [node.address]
-
-
-async def test_a_blocking_client_is_too(lab: Processes) -> None:
-    [node] = await lab.cluster(1)
+    for count, names in enumerate([("localhost",), ("localhost", "127.0.0.1"), ("127.0.0.1",)], 1):
+        urls = [f"tcp://{name}:{node.port}" for name in names]
+        async with AsyncClient(*urls, cluster="lab", timeout=PATIENCE_S) as client:
+            assert await counts(client, range(20)) == [count] * 20
+            sessions = client._endpoint.outgoing_sessions
+            assert [session.name.partition("#")[0] for session in sessions] == [node.address]
 
     def ask() -> list[Any]:
         url = f"tcp://localhost:{node.port}"
         with Client(url, cluster="lab", timeout=PATIENCE_S) as client:
             return [client.call("account", f"k{i}", "add", 1) for i in range(3)]
 
-    assert await asyncio.to_thread(ask) == [1, 1, 1]
+    assert await asyncio.to_thread(ask) == [4, 4, 4]
 
 
 async def test_seeds_by_other_names_make_one_cluster(lab: Processes) -> None:

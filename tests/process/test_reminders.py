@@ -17,8 +17,8 @@ SETTINGS = ("http.write=true", f"http.token={TOKEN}")
 
 
 @pytest.fixture
-def store(any_store: str) -> str:
-    return any_store
+def store(redis_url: str) -> str:
+    return redis_url
 
 
 def rung(lab: Processes) -> dict[str, list[tuple[str, str]]]:

@@ -232,12 +232,13 @@ async def test_the_port_of_http_that_is_taken_is_one_line(lab: Processes) -> Non
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(("kind", "victim"), [("sqlite", 0), ("redis", 1)])
 async def test_a_killed_worker_comes_back_and_its_entities_answer(
-    tmp_path: Path, any_store: str, lab: Processes, victim: int
+    lab: Processes, kind: str, victim: int, request: pytest.FixtureRequest
 ) -> None:
     """Worker 0 founded the cluster. It joins again, and founds no other."""
-    lab.store = any_store
+    if kind == "redis":
+        lab.store = request.getfixturevalue("redis_url")
     unit = await start(lab)
     async with lab.client(unit) as client:
         bank = Bank(client)
