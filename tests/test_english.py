@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -47,9 +46,10 @@ def checked(path: Path) -> str:
     return QUOTED.sub(r"\1 \2", text) if path.name == "FEATURES.md" else text
 
 
-@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_the_text_names_who_acts(path: Path) -> None:
-    assert Counter(found(checked(path))) == {}
+def test_the_texts_name_who_acts() -> None:
+    words = {path.relative_to(ROOT).as_posix(): found(checked(path)) for path in TEXTS}
+    assert len(words) > 500
+    assert {path: hits for path, hits in words.items() if hits} == {}
 
 
 def test_words_are_found_at_their_bounds_and_across_lines() -> None:

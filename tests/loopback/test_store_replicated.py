@@ -16,7 +16,7 @@ from tests.replicas import Replicas
 
 class TestReplicated(StoreSuite):
     @pytest_asyncio.fixture(
-        params=[(3, 1), *long_only((5, 2), (3, 1, "memory")), *soak_only((3, 0))], ids=str
+        params=[(3, 1), *long_only((3, 1, "memory")), *soak_only((5, 2), (3, 0))], ids=str
     )
     async def store_factory(
         self, request: pytest.FixtureRequest, tmp_path: Path

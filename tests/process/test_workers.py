@@ -147,21 +147,20 @@ async def test_one_address_shows_the_cluster_and_the_metrics_of_all(lab: Process
 
 
 @pytest.mark.long
-async def test_systemd_is_told_once_and_not_by_each_worker(lab: Processes, tmp_path: Path) -> None:
+async def test_systemd_sees_one_service(lab: Processes, tmp_path: Path) -> None:
+    """It gets one notification of each kind, and its signals to the supervisor and to each worker
+    are one request. Logs are lines of JSON that say the worker."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
         notified.bind(str(tmp_path / "notify"))
-        unit = await start(lab, NOTIFY_SOCKET=str(tmp_path / "notify"))
+        unit = await start(lab, "--log-format", "json", NOTIFY_SOCKET=str(tmp_path / "notify"))
+        for pid in pids(unit):
+            os.kill(pid, signal.SIGTERM)
         assert await unit.terminate() == 0
         notified.setblocking(False)
         assert [notified.recv(100), notified.recv(100)] == [b"READY=1", b"STOPPING=1"]
         with pytest.raises(BlockingIOError):
             notified.recv(100)
-
-
-@pytest.mark.long
-async def test_json_logs_stay_json_lines_and_say_the_worker(lab: Processes) -> None:
-    unit = await start(lab, "--log-format", "json")
-    assert await unit.terminate() == 0
+    assert "stopped before" not in unit.err.read_text()
     lines = [line for line in unit.err.read_text().splitlines() if line.startswith("{")]
     assert {json.loads(line).get("worker") for line in lines} >= set(range(WORKERS))
 
@@ -207,9 +206,9 @@ async def test_what_cannot_start_says_why_once_and_ends_at_once(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("behind", [0, 2, 3])
+@pytest.mark.parametrize("behind", [0, 3])
 async def test_a_port_that_is_taken_ends_the_unit(lab: Processes, behind: int) -> None:
-    """The ports of worker 0, of worker 1, and of its gossip."""
+    """The port of worker 0, and the port of worker 1's gossip."""
     with socket.socket() as taken:
         port = free_block(2 * WORKERS)
         taken.bind(("127.0.0.1", port + behind))
@@ -284,23 +283,18 @@ async def test_a_worker_that_is_stuck_is_replaced(lab: Processes) -> None:
 
 
 @pytest.mark.long
-async def test_a_worker_that_was_told_to_leave_stays_away(lab: Processes) -> None:
+async def test_a_worker_that_was_told_to_leave_stays_away_and_a_shutdown_ends_the_others(
+    lab: Processes,
+) -> None:
     unit = await start(lab, settings=WRITABLE)
-    url = f"http://127.0.0.1:{unit.http_port}"
+    url, token = f"http://127.0.0.1:{unit.http_port}", "sesame-sesame-16"
     gone = addresses(unit)[2]
-    done = lab.run("node", "leave", gone, "--node", url, SHARDBUS_NODE_TOKEN="sesame-sesame-16")
+    done = lab.run("node", "leave", gone, "--node", url, SHARDBUS_NODE_TOKEN=token)
     assert await done.ended() == 0, done.err.read_text()
     await until(lambda: [row["stage"] for row in workers(unit)][2:] == ["gone"], "its end")
     assert await unit.page("/readyz")
     await until(lambda: up(unit) == sorted(addresses(unit)[:2]), "two members")
-    assert await unit.terminate() == 0
-
-
-@pytest.mark.long
-async def test_a_shutdown_of_the_cluster_ends_the_unit(lab: Processes) -> None:
-    unit = await start(lab, settings=WRITABLE)
-    url = f"http://127.0.0.1:{unit.http_port}"
-    done = lab.run("cluster", "shutdown", "--node", url, SHARDBUS_NODE_TOKEN="sesame-sesame-16")
+    done = lab.run("cluster", "shutdown", "--node", url, SHARDBUS_NODE_TOKEN=token)
     assert await done.ended() == 0, done.err.read_text()
     assert await unit.ended() == 0
     assert "started again" not in unit.err.read_text()
@@ -364,16 +358,6 @@ async def test_a_second_signal_stops_all_workers_at_once(lab: Processes) -> None
     assert await unit.ended() == 1
     assert not any(map(lives, running))
     assert "Traceback" not in unit.err.read_text()
-
-
-@pytest.mark.long
-async def test_signals_to_the_whole_control_group_are_one_request(lab: Processes) -> None:
-    """As systemd sends them: to the supervisor and to each worker."""
-    unit = await start(lab)
-    for pid in pids(unit):
-        os.kill(pid, signal.SIGTERM)
-    assert await unit.terminate() == 0
-    assert "stopped before" not in unit.err.read_text()
 
 
 # The supervisor dies

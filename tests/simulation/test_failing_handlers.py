@@ -36,7 +36,7 @@ SEEDS = [seed for seed in range(4, 41) if seed != 26]
 the report ends with that node's session, and its sender gets no report (docs/guarantees.md)."""
 
 
-@pytest.mark.parametrize("seed", [*range(4), *long_only(*SEEDS[:6]), *soak_only(*SEEDS[6:])])
+@pytest.mark.parametrize("seed", [*range(4), *long_only(*SEEDS[:2]), *soak_only(*SEEDS[2:])])
 def test_a_failure_costs_its_own_message(seed: int) -> None:
     made, broken = run(seed)
     assert broken == ""

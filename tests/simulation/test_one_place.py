@@ -57,7 +57,12 @@ def long(seed: int, like: dict[str, Any]) -> Any:
 
 
 QUICK = [(1, SPLITS)]
-LONG = [long(9, STOPS), long(10, SPLITS), long(2, STOPS), long(4, STOPS), long(9, SUSPENDS)]
+LONG = [
+    long(10, SPLITS),
+    long(2, STOPS),
+    long(9, SUSPENDS),
+    *(pytest.param(seed, STOPS, marks=pytest.mark.soak) for seed in (4, 9)),
+]
 """Each of these seeds breaks the rule where no node suspends."""
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from shardbus.simulation.nodes.options import draw_node_options
 from shardbus.simulation.nodes.run import NodeRun
-from tests.markers import long_only
+from tests.markers import long_only, soak_only
 from tests.records import replace
 
 CALM: dict[str, Any] = {"nodes": 3, "seconds": 20.0, "density": "thin"}
@@ -24,7 +24,7 @@ def run(seed: int, *, store: str = "", **options: Any) -> tuple[NodeRun, str]:
     return made, "" if outcome.broken is None else outcome.report()
 
 
-@pytest.mark.parametrize("seed", [*range(3), *long_only(*range(3, 9))])
+@pytest.mark.parametrize("seed", [*range(3), *long_only(*range(3, 5)), *soak_only(*range(5, 30))])
 def test_each_reminder_is_called_when_it_is_due(seed: int) -> None:
     made, broken = run(seed)
     assert broken == ""

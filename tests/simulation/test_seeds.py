@@ -51,9 +51,7 @@ def test_nothing_breaks_in_two_halves(seed: int) -> None:
     check(replace(halves, partitions=2, wall_s=25.0, loss=0.0, restarts=True))
 
 
-@pytest.mark.parametrize(
-    "seeds", [range(600, 601), *long_only(range(601, 603)), *soak_only(range(603, 608))], ids=str
-)
+@pytest.mark.parametrize("seeds", [range(600, 601), *soak_only(range(601, 608))], ids=str)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_holds_behind_walls(strategy: str, seeds: range) -> None:
     for seed in seeds:
@@ -294,7 +292,7 @@ def test_lanes_show_who_said_what_to_whom() -> None:
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(700, 701), *long_only(range(701, 706)), *soak_only(range(706, 716))], ids=str
+    "seeds", [range(700, 701), *long_only(range(701, 703)), *soak_only(range(703, 716))], ids=str
 )
 def test_nodes_that_start_at_once_form_one_cluster(seeds: range) -> None:
     """They find each other by the store, while walls rise and founders are killed and paused."""
@@ -305,7 +303,7 @@ def test_nodes_that_start_at_once_form_one_cluster(seeds: range) -> None:
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(740, 741), *long_only(range(741, 746)), *soak_only(range(746, 760))], ids=str
+    "seeds", [range(740, 741), *long_only(range(741, 743)), *soak_only(range(743, 760))], ids=str
 )
 def test_seeds_that_restart_at_any_moment_leave_one_cluster(seeds: range) -> None:
     """All nodes have the same two seeds; nodes are killed, the seeds among them, and come back."""

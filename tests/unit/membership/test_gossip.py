@@ -306,11 +306,11 @@ def test_TU1_the_word_of_a_downed_observer_does_not_count() -> None:
     assert copy.converged()
 
 
-@pytest.mark.parametrize(("first", "other"), list(product([J, W, U, LEAVING, X, DOWN], repeat=2)))
-def test_TU1_members_merge_to_the_later_status(first: Status, other: Status) -> None:
-    merged = state(a=first, b=U).merge(state(a=other, c=U))
-    assert merged.members[A].status is max(first, other, key=lambda s: s.rank)
-    assert list(merged.members) == [A, B, C]
+def test_TU1_members_merge_to_the_later_status() -> None:
+    for first, other in product([J, W, U, LEAVING, X, DOWN], repeat=2):
+        merged = state(a=first, b=U).merge(state(a=other, c=U))
+        assert merged.members[A].status is max(first, other, key=lambda s: s.rank)
+        assert list(merged.members) == [A, B, C]
 
 
 @pytest.mark.parametrize(

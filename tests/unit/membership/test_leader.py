@@ -49,15 +49,15 @@ def test_TU1_leader(copy: Gossip, leader: object) -> None:
     assert leader_of(copy, C) == leader
 
 
-@pytest.mark.parametrize("statuses", list(product([J, W, U, L, X, DOWN], repeat=2)))
 @pytest.mark.parametrize("cut", [(), (A,), (B,), (A, B)])
-def test_TU1_leader_of_any_two(statuses: tuple[Status, Status], cut: tuple[object, ...]) -> None:
+def test_TU1_leader_of_any_two(cut: tuple[object, ...]) -> None:
     """The dumb way: try each kind of member in turn, and take the first by address."""
-    copy = unreachable(state(a=statuses[0], b=statuses[1]), *cut)
-    able = [n for n in copy.members if n not in cut]
     kinds = ((U, L), (W,), (J,), (X,))
-    ranked = [n for kind in kinds for n in able if copy.members[n].status in kind]
-    assert leader_of(copy, C) == next(iter(ranked), None)
+    for a, b in product([J, W, U, L, X, DOWN], repeat=2):
+        copy = unreachable(state(a=a, b=b), *cut)
+        able = [n for n in copy.members if n not in cut]
+        ranked = [n for kind in kinds for n in able if copy.members[n].status in kind]
+        assert leader_of(copy, C) == next(iter(ranked), None), (a, b)
 
 
 def test_a_node_never_counts_itself_as_unreachable() -> None:

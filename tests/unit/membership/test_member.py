@@ -45,8 +45,13 @@ def member(host: str, status: Status = U, up_number: int = 0, uid: int = 1) -> M
     return Member(NodeId(host, 7355, uid), 7356, status=status, up_number=up_number)
 
 
-@pytest.mark.parametrize(("before", "after"), list(product(Status, Status)))
-def test_transitions(before: Status, after: Status) -> None:
+@pytest.mark.parametrize("before", Status)
+def test_transitions(before: Status) -> None:
+    for after in Status:
+        check_transition(before, after)
+
+
+def check_transition(before: Status, after: Status) -> None:
     before_ = member("a", before)
     if (before, after) in LEGAL:
         assert before_.moved(after).status is after
@@ -66,12 +71,12 @@ def test_every_status_is_in_the_table_and_leads_to_removed() -> None:
         assert R in reached
 
 
-@pytest.mark.parametrize(("first", "other"), list(product(Status, Status)))
-def test_the_later_status_wins(first: Status, other: Status) -> None:
+def test_the_later_status_wins() -> None:
     order = [J, W, U, P, S, L, E, D, R]
-    latest = max(first, other, key=order.index)
-    assert member("a", first).merge(member("a", other)).status is latest
-    assert member("a", other).merge(member("a", first)).status is latest
+    for first, other in product(Status, Status):
+        latest = max(first, other, key=order.index)
+        assert member("a", first).merge(member("a", other)).status is latest
+        assert member("a", other).merge(member("a", first)).status is latest
 
 
 @pytest.mark.parametrize(

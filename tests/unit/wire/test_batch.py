@@ -250,13 +250,14 @@ def test_a_header_of_another_size_is_refused(frame: bytes) -> None:
         read_header(frame)
 
 
-@pytest.mark.parametrize("version", [0, *range(2, 256)])
-def test_a_header_of_another_version_is_refused(version: int) -> None:
+def test_a_header_of_another_version_is_refused() -> None:
     """Also of a newer one, which may give the same bytes another meaning."""
     assert batch.PROTOCOL_VERSION == 1
-    frame = pack_header(version, 4, cluster_tag("shop"), 1, 3, 5, 7)
-    with pytest.raises(RemoteProtocolError, match=f"protocol version {version}, this build speaks"):
-        read_header(frame)
+    for version in (0, *range(2, 256)):
+        frame = pack_header(version, 4, cluster_tag("shop"), 1, 3, 5, 7)
+        said = f"protocol version {version}, this build speaks"
+        with pytest.raises(RemoteProtocolError, match=said):
+            read_header(frame)
 
 
 DECODERS = st.sampled_from(
