@@ -248,6 +248,7 @@ class Shard:
         "fence",
         "host",
         "live",
+        "open",
         "records",
         "returning",
         "shard",
@@ -262,6 +263,8 @@ class Shard:
         self.arrivals = False
         """Messages from links are admitted; if `via` is set, only those from that node."""
         self.via: object | None = None
+        self.open = False
+        """Every message is admitted."""
         self.activations: dict[str, Activation] = {}
         self.live = 0
         """Activations in memory."""
@@ -272,10 +275,10 @@ class Shard:
         """Ids of remembered entities that stopped and start again after a backoff."""
         self.stopping: StopReason | None = None
 
-    @property
-    def open(self) -> bool:
-        """True if every message is admitted."""
-        return self.arrivals and self.via is None
+    def admit(self, arrivals: bool, via: object | None = None) -> None:
+        """Admit messages from links, or none; with `via`, only those from that node."""
+        self.arrivals, self.via = arrivals, via
+        self.open = arrivals and via is None
 
     def lets_in(self, session: Session, local: bool) -> bool:
         """True if a message that arrived on this session is admitted. `local`: it is of this

@@ -247,7 +247,7 @@ class Host:
         here = self.shards.get(hosted.shard) is hosted and not hosted.stopping
         if carrying is None or not here:
             return
-        self.gate.close_if_due()  # `_begin` looks at the last check only
+        self.gate.close_if_due()  # a start looks at the last check only
         for entity_id in waiting[:WAKE_MAX]:
             waits = carrying.has_for(hosted.shard, entity_id)
             if waits and self.find(entity_id, hosted.shard) is None:
@@ -268,7 +268,7 @@ class Host:
         if hosted is None:
             return
         was_open = hosted.open
-        hosted.arrivals, hosted.via = local, via
+        hosted.admit(local, via)
         if hosted.open and not was_open:
             self.activations.open(hosted)
         elif was_open and not hosted.open:
@@ -284,7 +284,8 @@ class Host:
         hosted = [h for h in known if not h.stopping]
         self.activations.close([h for h in hosted if h.open])
         for h in hosted:
-            h.arrivals, h.stopping = False, reason
+            h.admit(False)
+            h.stopping = reason
             for activation in list(h.activations.values()):
                 self._end(activation, reason)
             for activation in self.remembered.abandon(h) if self.remembered is not None else ():
@@ -353,7 +354,6 @@ class Host:
         cause: str = "message",
         mailbox: deque[Message] | None = None,
         chain: Chain = (),
-        *,
         begins: bool = True,
     ) -> Activation:
         """Start an entity that is not in memory; it begins with the messages of `mailbox`. `chain`:
@@ -370,27 +370,22 @@ class Host:
         started = self.counts.started
         started[cause] = started.get(cause, 0) + 1
         if begins and (self.remembered is None or self.remembered.knows(hosted, entity_id)):
-            self._begin(activation, chain)
+            self.runner.start(activation, chain)
             return activation
         activation.step(LifeStep.LISTS)
         if begins and self.remembered is not None:
             self.remembered.add(hosted, activation)
         return activation
 
-    def _begin(self, activation: Activation, chain: Chain = ()) -> None:
-        self.runner.start(activation, chain)
-        if activation.mailbox and not activation.busy:
-            self.runner.settle_soon(activation)
-
     def _listed(self, activation: Activation) -> None:
         """Start an entity that the store has listed. If its shard stops by now, the entity still
         handles the messages that wait for it."""
         if activation.state is not LifeState.LISTING:
             return
-        self.gate.close_if_due()  # `_begin` looks at the last check only
+        self.gate.close_if_due()  # a start looks at the last check only
         activation.step(LifeStep.LISTED)
         reason, activation.stopping = activation.stopping, None
-        self._begin(activation)
+        self.runner.start(activation)
         if reason is not None:
             self.stopper.stop(activation, reason)
 

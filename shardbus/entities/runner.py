@@ -526,8 +526,6 @@ class EntityRunner:
     def _start_held(self, activation: Activation, chain: Chain) -> None:
         if activation.state is LifeState.STARTING:
             self.start(activation, chain)
-            if activation.mailbox and not activation.busy:
-                self.settle_soon(activation)
 
     # ---- start and restart
 
@@ -553,6 +551,8 @@ class EntityRunner:
             else:
                 if activation.stopping is None:
                     activation.state, activation.busy = RUNNING, False
+                    if activation.mailbox:
+                        self.settle_soon(activation)
                 else:
                     self._stopped_in_start(activation)
                 return

@@ -26,10 +26,11 @@ import asyncio
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Protocol
+from zlib import crc32
 
 from shardbus.errors import NodeLost
 from shardbus.histograms import Histogram
-from shardbus.ids import NodeId, check_id, shard_number, shard_of
+from shardbus.ids import NodeId, check_id
 from shardbus.routing.instance_policies import Choice, without_instances
 from shardbus.routing.instance_routes import InstanceRoutes
 from shardbus.routing.pending_message import (
@@ -87,6 +88,21 @@ class KeyTable(dict[str, Key]):
     def __missing__(self, method: str) -> Key:
         key = self[method] = (self._type, check_method(method))
         return key
+
+
+class NumberedRoutes(dict[int, ShardRoute]):
+    """The routes of one entity type by the number of the default shard function (`ids`), so that no
+    text is built for a message. Each is looked up by its shard's name once."""
+
+    __slots__ = ("_route",)
+
+    def __init__(self, route: Callable[[str], ShardRoute]) -> None:
+        super().__init__()
+        self._route = route
+
+    def __missing__(self, number: int) -> ShardRoute:
+        route = self[number] = self._route(str(number))
+        return route
 
 
 class Messages(Protocol):
@@ -266,8 +282,7 @@ class Router:
         self._wanted_since: dict[str, float] = {}
         """When the first message began to wait, by shard."""
         self._by_id: dict[str, ShardRoute] = {}
-        self._numbered: dict[int, ShardRoute] = {}
-        """The routes by the number of the default shard function, so that no text is built."""
+        self._numbered = NumberedRoutes(self.route)
         self._owner, self._loop, self._clock, self._caller = owner, loop, clock, caller
         self._create_future = answers_of(loop)
         self.done = loop.create_future()
@@ -307,16 +322,7 @@ class Router:
         check_id("an entity id", entity_id)
         if self._shard_of is not None:
             return check_id("a shard id", self._shard_of(entity_id))
-        return self._numbered_route(entity_id).shard
-
-    def _numbered_route(self, entity_id: str) -> ShardRoute:
-        """Return the route of an entity's shard by the default shard function."""
-        shards = self.interface.shards
-        number = shard_number(entity_id, shards)
-        route = self._numbered.get(number)
-        if route is None:
-            route = self._numbered[number] = self.route(shard_of(entity_id, shards))
-        return route
+        return self._numbered[crc32(entity_id.encode()) % self.interface.shards].shard
 
     def has_shard(self, shard: str) -> bool:
         """True if the type's shard function can return this shard."""
@@ -338,7 +344,8 @@ class Router:
             if self._shard_of is not None:
                 route = self.route(self.shard_of(entity_id))
             else:
-                route = self._numbered_route(check_id("an entity id", entity_id))
+                check_id("an entity id", entity_id)
+                route = self._numbered[crc32(entity_id.encode()) % self.interface.shards]
             self._by_id[entity_id] = route
         return route
 

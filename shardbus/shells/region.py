@@ -454,10 +454,14 @@ class RegionShell:
         except ConfigError:
             return None
         hosted = self.host.shards.get(shard)
-        if hosted is None or not hosted.lets_in(session, session is self._node.loopback):
+        if hosted is None:
             return None
-        activation = hosted.activations.get(entity_id)
-        return activation or self.host.activate(hosted, entity_id, chain=chain)
+        if not hosted.open:
+            if not hosted.lets_in(session, session is self._node.loopback):
+                return None
+            if (activation := hosted.activations.get(entity_id)) is not None:
+                return activation
+        return self.host.activate(hosted, entity_id, "message", None, chain)
 
     def _forward(self, session: Session, entity_id: str, message: Message, hops: int) -> None:
         """Let the region machine buffer or forward a message that cannot be delivered here."""

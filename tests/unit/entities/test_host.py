@@ -410,7 +410,7 @@ def test_a_shard_admits_messages_by_their_session(
     arrivals: bool, via: str | None, stopping: bool, lets_in: set[str]
 ) -> None:
     hosted = Shard("0", 1)
-    hosted.arrivals, hosted.via = arrivals, via
+    hosted.admit(arrivals, via)
     hosted.stopping = StopReason.HANDOFF if stopping else None
     answers = {tag: hosted.lets_in(session(tag), False) for tag in "ab"}
     answers["local"] = hosted.lets_in(session("self"), True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shardbus import ConfigError, Entity, ShardBus, handler
+from shardbus import ConfigError, Entity, SchemaError, ShardBus, handler
 from shardbus.client.thread_bridge import ThreadBridge, ThreadSender
 from shardbus.config.settings import ShardingSettings
 from shardbus.routing.instance_policies import Choice
@@ -113,6 +113,13 @@ async def test_pickle_refuses_references_and_says_why(make: Maker, protocol: int
     for value in (ref, ref.add, {"ref": ref}):
         with pytest.raises(TypeError, match="belongs to its client or node"):
             pickle.dumps(value, protocol)
+
+
+async def test_a_reference_cannot_be_sent_and_the_error_names_it(make: Maker) -> None:
+    ref = make("a")
+    for value in (ref, ref.add, [ref.copy]):
+        with pytest.raises(SchemaError, match=r"a (Ref|(Picked)?Call) cannot travel"):
+            ref.add.tell(value)
 
 
 async def test_a_reference_shows_type_and_id(make: Maker) -> None:

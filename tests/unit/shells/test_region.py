@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from shardbus.entities.activation import Shard
 from shardbus.entities.entity_type import StopReason
 from shardbus.shells.region import RegionShell
 from shardbus.wire.batch import AskRun
@@ -60,3 +61,34 @@ async def test_a_region_has_stopped_with_its_last_shard(order: tuple[str, ...]) 
         del hosts[0].shards[shard]
         RegionShell.down(shell, shard)
     assert stopped.done()
+
+
+@pytest.mark.parametrize(
+    ("admits", "sender", "runs", "enters"),
+    [
+        ((True, None), "a", False, "started"),
+        ((True, "a"), "a", True, "activation"),
+        ((True, "a"), "a", False, "started"),
+        ((True, "a"), "b", True, ""),
+        ((False, None), "a", True, ""),
+        (None, "a", False, ""),
+    ],
+)
+def test_a_message_enters_a_shard_that_admits_it(
+    admits: tuple[bool, str | None] | None, sender: str, runs: bool, enters: str
+) -> None:
+    """An entity of a shard that is not open for all may run already: it is not started again."""
+    shards: dict[str, Shard] = {}
+    if admits is not None:
+        shards["7"] = hosted = Shard("7", 1)
+        hosted.admit(*admits)
+        if runs:
+            activation: Any = "activation"
+            hosted.activations["x"] = activation
+    shell: Any = SimpleNamespace(
+        host=SimpleNamespace(shards=shards, activate=lambda *arguments: "started"),
+        router=SimpleNamespace(shard_of=lambda entity_id: "7"),
+        _node=SimpleNamespace(loopback=None),
+    )
+    session: Any = SimpleNamespace(tag=sender)
+    assert (RegionShell._enter(shell, session, "x") or "") == enters
