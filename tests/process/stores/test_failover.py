@@ -89,14 +89,8 @@ def sentinels(tmp_path: Path) -> Iterator[Sentinels]:
 
 
 @pytest.fixture
-def own_server(tmp_path: Path) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path / "redis") as server:
-        yield server
-
-
-@pytest.fixture
 def store(request: pytest.FixtureRequest) -> str:
-    name = "sentinels" if "sentinels" in request.fixturenames else "own_server"
+    name = "sentinels" if "sentinels" in request.fixturenames else "own_redis"
     server = request.getfixturevalue(name)
     return str(server.url if name == "sentinels" else server.url())
 
@@ -181,27 +175,27 @@ async def test_an_owner_that_stood_still_saves_nothing_after_a_failover_that_los
 
 
 async def test_entities_go_on_after_the_store_was_emptied(
-    lab: Processes, own_server: RedisServer
+    lab: Processes, own_redis: RedisServer
 ) -> None:
     """The state in memory is saved again by the next save of each entity."""
     nodes = await lab.cluster(2, settings=QUICK_STORE)
     async with lab.client(*nodes) as client, Savers(client) as savers:
-        with own_server.client() as admin:
+        with own_redis.client() as admin:
             admin.flushall()
         await until(lambda: noticed(*nodes), "the loss in the logs")
         await savers.proceed("saves in the emptied store", 20)
-        await until(lambda: all_registered(own_server.url(), nodes), "both in the registry")
+        await until(lambda: all_registered(own_redis.url(), nodes), "both in the registry")
         third = await lab.start(settings=QUICK_STORE)
         await lab.agree()
         await savers.proceed("saves after a join", 20)
     for node in (third, *nodes):
         assert await node.terminate() == 0
         assert "Traceback" not in node.err.read_text()
-    assert judge(savers, await stored_totals(own_server.url(), list(savers.ledgers))) == []
+    assert judge(savers, await stored_totals(own_redis.url(), list(savers.ledgers))) == []
 
 
 async def test_entities_go_on_after_the_store_was_restored_from_an_older_copy(
-    lab: Processes, own_server: RedisServer, tmp_path: Path
+    lab: Processes, own_redis: RedisServer, tmp_path: Path
 ) -> None:
     nodes = await lab.cluster(2, settings=QUICK_STORE)
     live, copy = tmp_path / "redis" / "appendonlydir", tmp_path / "copy"
@@ -210,10 +204,10 @@ async def test_entities_go_on_after_the_store_was_restored_from_an_older_copy(
         await savers.proceed("saves that the copy does not have", 20)
         third = await lab.start(settings=QUICK_STORE)
         await lab.agree()
-        await asyncio.to_thread(own_server.kill)
+        await asyncio.to_thread(own_redis.kill)
         await asyncio.to_thread(shutil.rmtree, live)
         await asyncio.to_thread(shutil.copytree, copy, live)
-        await asyncio.to_thread(own_server.restart)
+        await asyncio.to_thread(own_redis.restart)
         await until(lambda: noticed(third, *nodes), "the older copy in the logs")
         await savers.proceed("saves in the older copy")
         totals_since(savers)
@@ -221,5 +215,5 @@ async def test_entities_go_on_after_the_store_was_restored_from_an_older_copy(
     for node in (third, *nodes):
         assert await node.terminate() == 0
         assert "Traceback" not in node.err.read_text()
-    stored = await stored_totals(own_server.url(), list(savers.ledgers))
+    stored = await stored_totals(own_redis.url(), list(savers.ledgers))
     assert judge_recovered(savers, stored) == []

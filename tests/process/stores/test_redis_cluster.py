@@ -42,15 +42,9 @@ def sentinels(tmp_path: Path) -> Iterator[Sentinels]:
 
 
 @pytest.fixture
-def own_server(tmp_path: Path) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path / "redis") as server:
-        yield server
-
-
-@pytest.fixture
 def store(request: pytest.FixtureRequest) -> str:
-    if "own_server" in request.fixturenames:
-        return str(request.getfixturevalue("own_server").url())
+    if "own_redis" in request.fixturenames:
+        return str(request.getfixturevalue("own_redis").url())
     if "sentinels" in request.fixturenames:
         return f"{request.getfixturevalue('sentinels').url}&replicas=1"
     return f"{request.getfixturevalue('servers').url}{KEPT}"
@@ -111,12 +105,12 @@ async def test_a_master_with_sentinels_dies_and_no_acknowledged_save_is_lost(
 
 
 async def test_a_migration_that_is_killed_goes_on_and_loses_nothing(
-    lab: Processes, own_server: RedisServer
+    lab: Processes, own_redis: RedisServer
 ) -> None:
     """As an earlier release has left 15,000 accounts, all under one hash tag."""
     names = [f"a-{n}" for n in range(15_000)]
     v = b"%019d" % 7 + b"a" * 10 + b"0" * 15
-    with own_server.client() as client, client.pipeline(transaction=False) as pipeline:
+    with own_redis.client() as client, client.pipeline(transaction=False) as pipeline:
         pipeline.hset("shardbus:lab:probe", "mark", "0123")
         pipeline.hset("shardbus:lab:{account}:table", mapping={"epoch": 1, "layout": "crc32/100"})
         for name in names:
@@ -124,13 +118,13 @@ async def test_a_migration_that_is_killed_goes_on_and_loses_nothing(
             pipeline.hset(key, mapping={"v": v, "data": name.encode()})
         pipeline.execute()
     # Moved keys pass this process, so none goes on to its end unseen.
-    proxy = Proxy(own_server.port)
+    proxy = Proxy(own_redis.port)
     await proxy.start()
     passed = f"redis://127.0.0.1:{proxy.port}/0"
     words = ("data", "migrate", "--store", passed, "--cluster", "lab")
 
     def left() -> int:
-        with own_server.client() as client:
+        with own_redis.client() as client:
             return sum(1 for _ in client.scan_iter("shardbus:lab:{account}:entity:*", count=5000))
 
     for share in (0.8, 0.4):
