@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, get_overloads
 
 import shardbus
-from shardbus.client.blocking import BlockingQueue, BlockingWork
+from shardbus.client.blocking import BlockingData, BlockingQueue, BlockingWork
 from shardbus.client.work_queue import ClientQueue, Work
 from shardbus.cluster import Cluster
 from shardbus.delivery import WorkQueue
@@ -28,7 +28,7 @@ from shardbus.entities import entity_options
 from shardbus.entities.entity_options import EntityArguments
 from shardbus.placement import ExternalAllocation
 from shardbus.routing.refs import Ref
-from shardbus.store.replicated_data import ReplicatedData
+from shardbus.store.replicated_data import ReplicatedData, SharedValues
 from shardbus.testing import ClusterStore, EntityProbe, TestCluster, TestNode
 
 PAGE = Path(__file__).parent / "reference" / "python.md"
@@ -75,7 +75,7 @@ BESIDE: dict[str, tuple[type, ...]] = {
     "Entities": (WorkQueue,),
     "Sending": (Ref, ClientQueue, Work, BlockingQueue, BlockingWork),
     "The cluster": (Cluster, ExternalAllocation),
-    "Replicated values": (ReplicatedData,),
+    "Replicated values": (SharedValues, ReplicatedData, BlockingData),
     "Testing": (TestCluster, TestNode, ClusterStore, EntityProbe),
 }
 """Classes that an application gets and does not import, and the classes of `shardbus.testing`."""
@@ -86,6 +86,7 @@ FOR_THE_NODE: dict[str, frozenset[str]] = {
         "busy", "contact", "on_asks", "on_control", "on_flush", "on_relayed", "on_tells",
         "router_of", "to_contact",
     }),
+    "ReplicatedData": frozenset({"answer_step"}),
     "ClientQueue": frozenset({"confirm", "release", "extend", "decode", "leave"}),
     "WorkQueue": frozenset({"cancel", "leave", "wake", "receive", "on_start", "sizes"}),
 }  # fmt: skip
@@ -118,7 +119,9 @@ MADE_FOR_YOU = frozenset(
         "Ref",
         "Cluster",
         "ExternalAllocation",
+        "SharedValues",
         "ReplicatedData",
+        "BlockingData",
         "TestNode",
         "ClusterStore",
         "EmbeddedNode",

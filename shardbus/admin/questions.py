@@ -24,7 +24,7 @@ import msgspec
 from shardbus.admin.administration import Administration
 from shardbus.errors import ShardBusError, UnknownEntityType
 from shardbus.http.page import declared_in
-from shardbus.transport.permissions import LIST_STORED, OUTBOX
+from shardbus.transport.permissions import LIST_STORED, OUTBOX, VALUES
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -65,7 +65,7 @@ def refusing(
 def register(admin: Administration, *modules: ModuleType) -> None:
     """Let a node answer the questions that modules declare."""
     for declared in declared_in(Answer, *modules):
-        strangers = declared.question == OUTBOX or (
+        strangers = declared.question in (OUTBOX, VALUES) or (
             declared.question == LIST_STORED and admin.node.settings.security.list_states
         )
         admin.node.rpc.register(

@@ -48,7 +48,13 @@ from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.endpoint_events import EndpointEvents
 from shardbus.transport.environment import Environment
 from shardbus.transport.fork_guard import guard
-from shardbus.transport.permissions import LIST_STORED, OUTBOX, QUESTION_TYPE, client_name
+from shardbus.transport.permissions import (
+    LIST_STORED,
+    OUTBOX,
+    QUESTION_TYPE,
+    VALUES,
+    client_name,
+)
 from shardbus.transport.send_buffer import SEND_BUFFER_BYTES, SEND_BUFFER_FULL, SendBufferLimit
 from shardbus.transport.session import Session
 from shardbus.transport.zmq.curve import Keyring
@@ -56,6 +62,9 @@ from shardbus.transport.zmq.network import ZmqNetwork
 from shardbus.wire.batch import AskRun, Control, Flush, Relayed, TellRun
 from shardbus.wire.control import Members, Refusals, TypeInfo, decode_control
 from shardbus.wire.schema import decode_value, encode_value
+
+if TYPE_CHECKING:
+    from shardbus.client.values import ClientData
 
 log = GuardedLog("shardbus.client")
 
@@ -70,6 +79,7 @@ SECRET_VARIABLE = "SHARDBUS_SECURITY__SECRET"  # noqa: S105  (the name of a vari
 KEY_VARIABLE = "SHARDBUS_SECURITY__KEYS"
 _LIST_STORED: Key = (QUESTION_TYPE, LIST_STORED)
 _OUTBOX: Key = (QUESTION_TYPE, OUTBOX)
+_VALUES: Key = (QUESTION_TYPE, VALUES)
 SEND_BUFFER_MIN = 16 * 1024 * 1024
 
 
@@ -391,6 +401,18 @@ class AsyncClient(Towards):
         self._queues.add(queue)
         return queue
 
+    @property
+    def data(self) -> ClientData:
+        """The replicated values of the cluster, with the calls of `bus.data`: `get`, `put`,
+        `update`, `delete`, `watch` and `keys`. The contact does each step. They need nodes with the
+        store inside the cluster, `cluster://`."""
+        from shardbus.client.values import ClientData, NodeValues  # few clients use them
+
+        async def ask(*arguments: object) -> Any:
+            return await self._ask_contact(_VALUES, arguments)
+
+        return ClientData(NodeValues(ask, self.timeout_ms / 1000, lambda: self._closed))
+
     async def _ask_contact(self, key: Key, arguments: tuple[object, ...]) -> Any:
         """Ask the contact a question about the cluster.
 
@@ -401,7 +423,9 @@ class AsyncClient(Towards):
         if self._closed:
             raise LocalProtocolError(CLOSED)
         if session is None:
-            raise NodeLost(f"the client seeks another node: {self._contact.away}")
+            away = NodeLost(f"the client seeks another node: {self._contact.away}")
+            away.definite = True
+            raise away
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         payload = encode_value(arguments)
         session.outbox.ask(key, "", payload, self.timeout_ms, future, decode_value)

@@ -37,6 +37,11 @@ from shardbus.transport.fork_guard import guard
 from shardbus.transport.send_buffer import SEND_BUFFER_BYTES
 from shardbus.wire.schema import Decode
 
+if TYPE_CHECKING:
+    from shardbus.client.values import ClientData
+    from shardbus.replication.kinds import KindT, Versioned
+    from shardbus.replication.quorum import Level
+
 E = TypeVar("E")
 T = TypeVar("T")
 V = TypeVar("V")
@@ -298,6 +303,11 @@ class Client(BlockingTowards):
         """
         return BlockingOutbox(self._run, self._client.outbox(name))
 
+    @property
+    def data(self) -> BlockingData:
+        """The replicated values of the cluster, as `AsyncClient.data`."""
+        return BlockingData(self._run, self._client.data)
+
     def queue(self, kind: type[HasValues[V]], entity_id: str) -> BlockingQueue[V]:
         """Return the means to put into a queue of work, and to work on its items. Raises as
         `AsyncClient.queue`."""
@@ -377,6 +387,77 @@ class Client(BlockingTowards):
     def flush(self) -> None:
         """Block until a node has acknowledged every tell so far."""
         self._run(self._client.flush)
+
+
+class BlockingData:
+    """The replicated values of a cluster, for threads: `client.data.put("rate", 1.09)`. Several
+    threads may use one. The calls are those of `SharedValues`, with the same errors."""
+
+    def __init__(
+        self, run: Callable[[Callable[[], Awaitable[Any]]], Any], data: ClientData
+    ) -> None:
+        self._run, self._data = run, data
+
+    def get(self, key: str, *, r: Level | None = None) -> Versioned | None:
+        """Return the value of a key; None if there is none."""
+        value: Versioned | None = self._run(lambda: self._data.get(key, r=r))
+        return value
+
+    def put(
+        self,
+        key: str,
+        value: object,
+        *,
+        after: Versioned | None = None,
+        w: Level | None = None,
+        r: Level | None = None,
+    ) -> Versioned:
+        """Put a plain value in place of those that `after` has, or that are there."""
+        shown: Versioned = self._run(lambda: self._data.put(key, value, after=after, w=w, r=r))
+        return shown
+
+    def update(
+        self,
+        key: str,
+        kind: type[KindT],
+        change: Callable[[KindT], object],
+        *,
+        r: Level | None = None,
+        w: Level | None = None,
+    ) -> Versioned:
+        """Change a value of a kind. `change` is called once, in the client's own thread, and must
+        not wait."""
+        shown: Versioned = self._run(lambda: self._data.update(key, kind, change, r=r, w=w))
+        return shown
+
+    def delete(
+        self,
+        key: str,
+        *,
+        after: Versioned | None = None,
+        w: Level | None = None,
+        r: Level | None = None,
+    ) -> bool:
+        """Delete a value. Returns False if there was none."""
+        deleted: bool = self._run(lambda: self._data.delete(key, after=after, w=w, r=r))
+        return deleted
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """Return the keys that begin with `prefix`."""
+        keys: list[str] = self._run(lambda: self._data.keys(prefix))
+        return keys
+
+    def watch(
+        self, prefix: str = "", *, r: Level | None = None
+    ) -> Generator[tuple[str, Versioned | None], None, None]:
+        """Yield keys with their values, and then each change, without an end. The thread waits for
+        the next one."""
+        changes = self._data.watch(prefix, r=r)
+        try:
+            while True:
+                yield self._run(lambda: anext(changes))
+        finally:
+            self._run(changes.aclose)
 
 
 class BlockingQueue(Generic[T]):

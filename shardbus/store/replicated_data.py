@@ -20,6 +20,9 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from typing import Any, Protocol
+
+import msgspec
 
 from shardbus.config.settings import DataSettings
 from shardbus.errors import ConfigError
@@ -27,9 +30,10 @@ from shardbus.guarded_log import GuardedLog
 from shardbus.ids import check_id
 from shardbus.replication.kinds import KINDS, KindT, Register, Versioned, versioned
 from shardbus.replication.quorum import Level, check_level, disks_needed
-from shardbus.replication.versions import Clock, DataChange, DataValue, clock_of
+from shardbus.replication.versions import NOTHING, Clock, DataChange, DataValue, clock_of
 from shardbus.store.protocol import StateStore
 from shardbus.store.replicated import ReplicatedStore
+from shardbus.store.replicated_values import ChangedValues, Since
 
 log = GuardedLog("shardbus.store")
 
@@ -38,9 +42,18 @@ COUNTER_MAX = 2**56
 LETTERS = {cls: letter for letter, cls in KINDS.items()}
 
 
-class ReplicatedData:
-    """The replicated values of a cluster. `r` and `w` are numbers of replicas, or `majority`,
-    `majority+1` or `all`; by default as the settings say.
+class ValueStore(ChangedValues, Protocol):
+    """A place at which values are read and written: the store, or a node that has it."""
+
+    async def write(self, name: str, change: DataChange, level: Level, /) -> DataValue: ...
+    def watch(
+        self, prefix: str, level: Level, /
+    ) -> AsyncGenerator[tuple[str, DataValue], None]: ...
+
+
+class SharedValues:
+    """The replicated values of a cluster, for a node or for a client. `r` and `w` are numbers of
+    replicas, or `majority`, `majority+1` or `all`; by default as the settings say.
 
     Each call may raise
 
@@ -51,18 +64,17 @@ class ReplicatedData:
         ValueRefused      the value is of another kind, or too large; nothing was written
     """
 
-    def __init__(self, store: StateStore, settings: DataSettings) -> None:
-        self._store, self._settings = store, settings
-
     @property
-    def _replicated(self) -> ReplicatedStore:
-        """The store that has the values."""
-        if not isinstance(self._store, ReplicatedStore):
-            raise ConfigError(
-                "replicated values need the store inside the cluster, and this node has another",
-                hint='set store.url to "cluster://"',
-            )
-        return self._store
+    def _values(self) -> ValueStore:
+        raise NotImplementedError
+
+    def _level(self, name: str, level: Level | None) -> Level:
+        """Return a level that is valid, or the default."""
+        raise NotImplementedError
+
+    def _stamped(self, change: DataChange) -> DataChange:
+        """Return a change with its time and its limit."""
+        raise NotImplementedError
 
     async def get(self, key: str, *, r: Level | None = None) -> Versioned | None:
         """Return the value of a key that `r` replicas make together; None if there is none.
@@ -145,7 +157,7 @@ class ReplicatedData:
         level = self._level("r", r)
         if prefix:
             check_id("a prefix of keys", prefix)
-        async with aclosing(self._replicated.values.watch(prefix, level)) as changes:
+        async with aclosing(self._values.watch(prefix, level)) as changes:
             async for key, value in changes:
                 yield key, versioned(value)
 
@@ -154,26 +166,94 @@ class ReplicatedData:
         every key of the store."""
         if prefix:
             check_id("a prefix of keys", prefix)
-        return await self._replicated.values.keys(prefix)
+        return await self._values.keys(prefix)
+
+    async def _read(self, key: str, r: Level | None) -> DataValue:
+        check_id("a key", key)
+        level = self._level("r", r)
+        return await self._values.get(key, level)
+
+    async def _write(self, key: str, change: DataChange, w: Level | None) -> DataValue:
+        check_id("a key", key)
+        level = self._level("w", w)
+        return await self._values.write(key, self._stamped(change), level)
+
+
+class ReplicatedData(SharedValues):
+    """The replicated values of a cluster, as a node reaches them: the calls of `SharedValues`."""
+
+    def __init__(self, store: StateStore, settings: DataSettings) -> None:
+        self._store, self._settings = store, settings
+
+    @property
+    def _replicated(self) -> ReplicatedStore:
+        """The store that has the values."""
+        if not isinstance(self._store, ReplicatedStore):
+            raise ConfigError(
+                "replicated values need the store inside the cluster, and this node has another",
+                hint='set store.url to "cluster://"',
+            )
+        return self._store
+
+    @property
+    def _values(self) -> ValueStore:
+        return self._replicated.values
 
     def replicas_of(self, key: str) -> list[str]:
         """Return the addresses of the replicas that hold a key."""
         return self._replicated.values.replicas_of(check_id("a key", key))
 
-    async def _read(self, key: str, r: Level | None) -> DataValue:
-        check_id("a key", key)
-        level = self._level("r", r)
-        return await self._replicated.values.get(key, level)
-
-    async def _write(self, key: str, change: DataChange, w: Level | None) -> DataValue:
-        check_id("a key", key)
-        level = self._level("w", w)
-        limited = change._replace(time=time.time_ns() // 1000, limit=self._settings.value_limit)
-        return await self._replicated.values.write(key, limited, level)
-
     def _level(self, name: str, level: Level | None) -> Level:
         default = self._settings.r if name == "r" else self._settings.w
         return check_level(name, default if level is None else level)
+
+    def _stamped(self, change: DataChange) -> DataChange:
+        return change._replace(time=time.time_ns() // 1000, limit=self._settings.value_limit)
+
+    # ---- for clients
+
+    async def answer_step(self, step: str, name: str, level: Level, content: Any) -> object:
+        """Do a step for a client: `get`, `write` of a change, `keys` with a prefix, or `changed`
+        since numbers. An empty `level` is the default. Raises as the calls."""
+        chosen = level or None
+        match step:
+            case "get":
+                return await self._read(name, chosen)
+            case "write":
+                return await self._write(name, _change_of(content), chosen)
+            case "keys":
+                return await self.keys(name)
+            case "changed":
+                if name:
+                    check_id("a prefix of keys", name)
+                since = _converted(content, Since)
+                keys, complete = await self._values.changed(name, since)
+                return [sorted(keys), complete, since]
+            case _:
+                raise ConfigError(f"values have no step {step!r:.60}")
+
+
+def _converted(content: Any, kind: Any) -> Any:
+    try:
+        return msgspec.convert(content, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"a step of values: {error}") from None
+
+
+def _change_of(content: Any) -> DataChange:
+    """Return the change of a client.
+
+    Raises:
+        ConfigError: it is none, or has versions that no get can have returned.
+    """
+    change: DataChange = _converted(content, DataChange)
+    if change.kind and change.kind not in KINDS:
+        raise ConfigError(f"{change.kind!r:.40} is no kind of value")
+    base = change.base or NOTHING
+    stamps = [*change.drops, *(change.seen or ()), *base.clock, *(dot.stamp for dot in base.dots)]
+    if not all(0 <= disk < 2**63 and 0 < counter < COUNTER_MAX for disk, counter in stamps):
+        raise ConfigError("a change has versions that no replica has given")
+    return change
 
 
 def _clock(after: object) -> Clock:

@@ -17,8 +17,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable
+from contextlib import aclosing
 from itertools import count
 from random import Random
+from typing import Protocol
 
 from shardbus.errors import ConfigError, StoreUnavailable, ValueRefused
 from shardbus.quantities import counted
@@ -49,6 +51,8 @@ WATCHED_MAX = 100_000
 """Keys of one watcher."""
 READ_AT_ONCE = 64
 
+Since = dict[int, tuple[int, int]]
+"""The run and the last number of each disk, of the changes that a watcher has seen."""
 Keys = Callable[[str], Awaitable[list[str]]]
 """Lists the keys that begin with a text."""
 
@@ -242,44 +246,25 @@ class ReplicatedValues:
     # ---- watching
 
     async def watch(self, prefix: str, level: Level) -> AsyncGenerator[tuple[str, DataValue], None]:
-        """Yield the values of all keys that begin with a text, and then each that changes; a value
-        without dots is of a key that was deleted. It goes on while replicas are out of reach.
+        """Yield values as `watch_values`.
 
         Raises:
             StoreUnavailable: the store was closed.
             ConfigError: more than `WATCHED_MAX` keys begin with this text, or as `get`.
         """
-        versions: dict[str, Clock] = {}
-        since: dict[int, tuple[int, int]] = {}
-        left: set[str] = set()
-        rescans = True
-        while not self._closed:
-            keys, complete = await self._changed(prefix, since)
-            left |= keys
-            rescans = rescans or not complete
-            pause = WATCH_S
-            try:
-                if rescans:
-                    left |= {*await self.keys(prefix), *versions}
-                    rescans = False
-                for part in _parts(sorted(left), READ_AT_ONCE):
-                    values = await asyncio.gather(*(self.get(name, level) for name in part))
-                    left.difference_update(part)
-                    for name, value in zip(part, values, strict=True):
-                        if _is_news(versions, name, value):
-                            yield name, value
-            except StoreUnavailable:
-                pause = AGAIN_S
-            if len(versions) > WATCHED_MAX:
-                raise ConfigError(f"more than {WATCHED_MAX} keys begin with {prefix!r:.60}")
-            await asyncio.sleep(pause)
+        async with aclosing(watch_values(self, prefix, level)) as changes:
+            async for name, value in changes:
+                yield name, value
         raise StoreUnavailable(f"{self._url} is not open", definite=True)
 
-    async def _changed(
-        self, prefix: str, since: dict[int, tuple[int, int]]
-    ) -> tuple[set[str], bool]:
+    @property
+    def is_open(self) -> bool:
+        """True until `close`."""
+        return not self._closed
+
+    async def changed(self, prefix: str, since: Since) -> tuple[set[str], bool]:
         """Return the keys that have changed on the disks in reach, and whether these are all.
-        `since`: the run and the last number of each disk."""
+        `since` is brought up to date."""
         disks = sorted(self._links.serving_disks)
         answers = await asyncio.gather(
             *(self._list_changes(disk, prefix, *since.get(disk, (0, 0))) for disk in disks)
@@ -309,6 +294,48 @@ class ReplicatedValues:
             return None
         finally:
             del self._listed[number]
+
+
+class ChangedValues(Protocol):
+    """A place at which values are watched."""
+
+    @property
+    def is_open(self) -> bool: ...
+    async def get(self, name: str, level: Level, /) -> DataValue: ...
+    async def keys(self, prefix: str, /) -> list[str]: ...
+    async def changed(self, prefix: str, since: Since, /) -> tuple[set[str], bool]: ...
+
+
+async def watch_values(
+    source: ChangedValues, prefix: str, level: Level
+) -> AsyncGenerator[tuple[str, DataValue], None]:
+    """Yield the values of all keys that begin with a text, and then each that changes; a value
+    without dots is of a key that was deleted. It goes on while replicas are out of reach, and ends
+    when the source is closed."""
+    versions: dict[str, Clock] = {}
+    since: Since = {}
+    left: set[str] = set()
+    rescans = True
+    while source.is_open:
+        pause = WATCH_S
+        try:
+            keys, complete = await source.changed(prefix, since)
+            left |= keys
+            rescans = rescans or not complete
+            if rescans:
+                left |= {*await source.keys(prefix), *versions}
+                rescans = False
+            for part in _parts(sorted(left), READ_AT_ONCE):
+                values = await asyncio.gather(*(source.get(name, level) for name in part))
+                left.difference_update(part)
+                for name, value in zip(part, values, strict=True):
+                    if _is_news(versions, name, value):
+                        yield name, value
+        except StoreUnavailable:
+            pause = AGAIN_S
+        if len(versions) > WATCHED_MAX:
+            raise ConfigError(f"more than {WATCHED_MAX} keys begin with {prefix!r:.60}")
+        await asyncio.sleep(pause)
 
 
 def _kind_of(work: GetValue | WriteValue) -> str:

@@ -220,8 +220,14 @@ OUTBOX = "outbox"
 which the asker must be allowed to use."""
 OUTBOX_TYPE = "$outbox"
 """The kind of the journals of outboxes; no entity type has this name."""
+VALUES = "values"
+"""The question by which a client uses replicated values. Its first argument is `VALUES_TYPE`, which
+the asker must be allowed to use."""
+VALUES_TYPE = "$values"
+"""Stands for the replicated values among the entity types that a client may use; no entity type has
+this name."""
 QUESTIONS: Mapping[Role, frozenset[str] | None] = {
-    Role.CLIENT: frozenset({LIST_STORED, OUTBOX}),
+    Role.CLIENT: frozenset({LIST_STORED, OUTBOX, VALUES}),
     Role.NEWCOMER: frozenset(),
     Role.NODE: None,
     Role.STORE: frozenset(),

@@ -9,6 +9,7 @@ from collections import Counter
 
 import pytest
 
+from shardbus.data import Counter as Counted
 from tests.ports import free_block
 from tests.process.nodes import NodeProcess, Processes
 from tests.waiting import until
@@ -67,7 +68,11 @@ async def test_what_a_majority_has_outlives_a_killed_node(lab: Processes) -> Non
     one, other, third = await start(lab)
     put = json.loads(await command(lab, one, "put", "rate:usd", "1.09"))
     assert (put["value"], put["kind"], len(put["replicas"])) == (1.09, "register", 3)
-    async with lab.client(one, other, timeout=60.0) as client:
+    async with (
+        lab.client(one, other, timeout=60.0) as client,
+        lab.client(third, other, timeout=60.0) as outside,
+    ):
+        first = await outside.data.update("outside", Counted, lambda count: count.add())
         watching = asyncio.ensure_future(client.call("writer", "w", "next_rate", 1.09))
         counts = Counter[str]()
         await add(lab, counts, 10)
@@ -77,6 +82,11 @@ async def test_what_a_majority_has_outlives_a_killed_node(lab: Processes) -> Non
         await command(lab, other, "put", "rate:usd", "1.1", "--w", "majority")
         await until(watching.done, "the rate that was put")
         assert watching.result() == 1.1
+        assert await outside.data.get("outside") == first, "by the next contact"
+        rate = await outside.data.get("rate:usd")
+        assert rate is not None
+        assert rate.data == 1.1
+        assert await outside.data.delete("outside")
     await until(lambda: len(lab.live) >= 2, "two nodes")
     assert await command(lab, other, "get", "rate:usd") == "1.1"
     await add(lab, counts, 5)

@@ -8,8 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 from shardbus.admin.administration import Administration
-from shardbus.errors import ConfigError
+from shardbus.admin.questions import question
+from shardbus.errors import ConfigError, ShardBusError, StoreUnavailable, ValueRefused
 from shardbus.http.page import PAGE_DEFAULT, Body, Json, Operator, PageSize, Text, page
+from shardbus.transport.permissions import VALUES, VALUES_TYPE
 from shardbus.wire.plain_json import from_json, to_json
 
 if TYPE_CHECKING:
@@ -72,6 +74,24 @@ async def delete_value(
     `key`, `deleted` (false if there was none).
     """
     return {"key": key, "deleted": await _data(admin).delete(key, w=w or None)}
+
+
+@question(VALUES)
+async def answer_values(
+    admin: Administration, kind: str, step: str, name: str, level: str | int, content: Any
+) -> Any:
+    """Do one step of replicated values for a client (`ReplicatedData.answer_step`). Errors are
+    returned as refusals."""
+    try:
+        if kind != VALUES_TYPE:
+            raise ConfigError(f"{kind!r:.60} are no values")
+        return {"done": await _data(admin).answer_step(step, name, level, content)}
+    except ValueRefused as error:
+        return {"refused": [error.key, error.reason, error.detail, error.limit]}
+    except StoreUnavailable as error:
+        return {"unavailable": [error.message, error.hint, error.definite]}
+    except ShardBusError as error:
+        return {"invalid": [error.message, error.hint]}
 
 
 def _data(admin: Administration) -> ReplicatedData:

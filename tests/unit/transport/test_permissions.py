@@ -163,7 +163,7 @@ def test_the_other_tables() -> None:
     assert FrameType.MEMBERSHIP not in FRAMES[Role.CLIENT]
     assert not RUNS[Role.NEWCOMER] | CONTROL[Role.NEWCOMER]
     assert RUNS[Role.NODE] - RUNS[Role.CLIENT] == {Relayed, Hold}
-    few = {Role.CLIENT: {"outbox", "stored"}, Role.NEWCOMER: set(), Role.STORE: set()}
+    few = {Role.CLIENT: {"outbox", "stored", "values"}, Role.NEWCOMER: set(), Role.STORE: set()}
     assert few | {Role.NODE: None} == QUESTIONS
     assert not FRAMES[Role.STORE] | RUNS[Role.STORE] | CONTROL[Role.STORE]
     for permissions in (CLIENT, NEWCOMER, NODE):
