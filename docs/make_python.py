@@ -55,6 +55,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Entities": (
         "Entity",
         "EventSourced",
+        "Projection",
         "Context",
         "handler",
         "event",

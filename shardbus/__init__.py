@@ -39,6 +39,7 @@ from shardbus.errors import (
     ValueRefused,
 )
 from shardbus.event_sourced import EventSourced, event
+from shardbus.projection import Projection
 from shardbus.routing.region import Envelope, Region, StartEntity
 from shardbus.sharding.allocation.strategies import (
     ConsistentHashing,
@@ -72,6 +73,7 @@ __all__ = [
     "MessageTooLarge",
     "NodeLost",
     "Passivation",
+    "Projection",
     "ProtocolError",
     "ReentrancyError",
     "Refused",

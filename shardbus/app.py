@@ -146,14 +146,38 @@ class ShardBus:
             decorated, name = cast("Any", name), None
             return decorate(decorated)
 
-    def _declare(self, cls: Any, name: str | None, options: EntityOptions) -> None:
+    def projection(
+        self, *, of: type, name: str | None = None, **options: Unpack[EntityOptions]
+    ) -> Callable[[C], C]:
+        """Declare a class of `Projection` as a read side of an event-sourced type: it handles the
+        events of each entity of the type, in their order.
+
+        Args:
+            of: the class of the type, which is decorated with `@bus.entity` above.
+            name: the name of the projection on the wire and in the store; the class name in lower
+            case by default. A projection under a new name begins with the first event.
+            options: as for `entity`, without those that place or restart an entity.
+
+        Raises:
+            ConfigError: an invalid declaration, with its place.
+        """
+
+        def decorate(cls: C) -> C:
+            self._declare(cls, name, options, of)
+            return cls
+
+        return decorate
+
+    def _declare(
+        self, cls: Any, name: str | None, options: EntityOptions, of: object = None
+    ) -> None:
         check_class(cls)
         kind = check_id("an entity type", name or cls.__name__.lower())
         if kind.startswith("$"):
             raise ConfigError(f"{kind!r}: names that begin with $ are reserved")
         if kind in self.types:
             raise ConfigError(f"there are two entity types called {kind!r}")
-        declared = entity_type_of(cls, kind, options, self._messages, self.types)
+        declared = entity_type_of(cls, kind, options, self._messages, self.types, of)
         self.types[kind] = declared
         cls.__shardbus__, cls.__shardbus_interface__ = self, declared.interface
         cls.__shardbus_states__ = declared.states or NoStates(cls.__name__)

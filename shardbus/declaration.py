@@ -29,6 +29,7 @@ from shardbus.entities.entity_type import (
     may_wait,
 )
 from shardbus.entities.passivation_settings import Passivation
+from shardbus.entities.projected_events import NoState
 from shardbus.entities.type_settings import TABLE_SETTINGS, check_remembering
 from shardbus.entities.unfinished_work import returns_values
 from shardbus.entity import Entity, Handler, behaviours_of, current_behaviour
@@ -46,6 +47,7 @@ from shardbus.handlers import (
     without_handler,
 )
 from shardbus.ids import check_id
+from shardbus.projection import Projection, check_projection, projected_events, source_of
 from shardbus.routing.instance_policies import NEAREST, choice_of
 from shardbus.routing.paths import ancestors, placed_within
 from shardbus.routing.refs import NO_ARGUMENTS, START
@@ -94,13 +96,18 @@ def entity_type_of(
     options: EntityOptions,
     messages: Iterable[type],
     types: Mapping[str, EntityType],
+    of: object = None,
 ) -> EntityType:
-    """Return the entity type of a class. `messages` and `types` are the application's.
+    """Return the entity type of a class. `messages` and `types` are the application's. `of` is the
+    type whose events a projection handles.
 
     Raises:
         ConfigError: an invalid declaration, with its place.
     """
     options = cast("EntityOptions", {**getattr(cls, DEFAULTS, {}), **options})
+    source = projects(cls, name, options, of, types)
+    if source is not None:
+        options["within"] = source.cls
     declared = declared_settings(name, options)
     settings = ShardingSettings().for_type(name, declared)
     entity_id_of, shard_of = options.get("extract_entity_id"), options.get("extract_shard_id")
@@ -120,7 +127,11 @@ def entity_type_of(
         cls, interface, [*classes_of(name, options.get("messages", ())), *messages]
     )
     shape = checked_shape(cls, name, settings, options.get("state_version", 1))
-    if invokers.keys() == {START} and not shape["starts"]:
+    projection = None
+    if source is not None:
+        projection = projected_events(cls, name, source)
+        shape["states"] = shape["states"] or StateCodec(name, NoState, decoder(NoState), 1)
+    if invokers.keys() == {START} and not shape["starts"] and projection is None:
         raise without_handler(cls)
     return EntityType(
         cls=cls,
@@ -129,13 +140,39 @@ def entity_type_of(
         declared=declared,
         **shape,
         supervision=supervision_of(options.get("supervision")),
-        events=checked_events(cls, name, shape["states"], carries, settings),
+        events=None
+        if projection is not None
+        else checked_events(cls, name, shape["states"], carries, settings),
         strategy=strategy_of(cls, options.get("allocation")),
         behaviours=all_behaviours(cls),
         stop_message=stop_message_of(name, invokers, options.get("stop_message")),
         carries=carries,
         reminds=sets_reminders(cls, name, options.get("reminders")),
+        projection=projection,
     )
+
+
+def projects(
+    cls: type,
+    name: str,
+    options: EntityOptions,
+    of: object,
+    types: Mapping[str, EntityType],
+) -> EntityType | None:
+    """Return the entity type whose events a class handles, None if it is no projection.
+
+    Raises:
+        ConfigError: the class does not fit its decorator, or an option does not fit a projection.
+    """
+    if of is None:
+        if issubclass(cls, Projection):
+            raise ConfigError(
+                f"{cls.__name__} is a projection",
+                hint="write @bus.projection(of=..., name=...) over it",
+            )
+        return None
+    check_projection(cls, name, options)
+    return source_of(name, of, types)
 
 
 def sets_reminders(cls: type, kind: str, declared: object) -> bool:

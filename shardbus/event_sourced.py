@@ -118,15 +118,12 @@ def events_of(cls: type, kind: str) -> EventCodec | None:
     Raises:
         ConfigError: an invalid declaration, with its place.
     """
-    marked: dict[str, Any] = {}
-    for base in reversed(cls.__mro__):
-        marked.update(vars(base))
-    folds = {name: fold for name, fold in marked.items() if MARK in getattr(fold, "__dict__", ())}
+    folds = marked_in(cls)
     if not issubclass(cls, EventSourced):
         if folds:
             raise ConfigError(
                 f"{cls.__name__}.{next(iter(folds))}: @event in a class that is not event-sourced",
-                hint=f"write class {cls.__name__}(EventSourced)",
+                hint=f"write class {cls.__name__}(EventSourced), or (Projection)",
             )
         return None
     if not folds:
@@ -137,23 +134,46 @@ def events_of(cls: type, kind: str) -> EventCodec | None:
     return EventCodec(kind, [_form(cls, name, fold) for name, fold in folds.items()])
 
 
+def marked_in(cls: type) -> dict[str, Callable[..., Any]]:
+    """Return the methods of a class that are marked by `@event`, by name."""
+    nearest: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        nearest.update(vars(base))
+    return {name: one for name, one in nearest.items() if MARK in getattr(one, "__dict__", ())}
+
+
+def event_class(where: str, function: Callable[..., Any]) -> type:
+    """Return the class of the event that a method takes.
+
+    Raises:
+        ConfigError: the method does not take one event, annotated with its class.
+    """
+    try:
+        hints = typing.get_type_hints(function)
+    except NameError as e:
+        raise ConfigError(f"{where}: an annotation is not known there: {e}") from None
+    hints.pop("return", None)
+    taken = list(hints.values())
+    if len(taken) != 1 or not isinstance(taken[0], type):
+        raise ConfigError(
+            f"{where}: it takes one event, annotated with its class",
+            hint=f"def {where.rpartition('.')[2]}(self, event: SomeEvent) -> None",
+        )
+    cls: type = taken[0]
+    return cls
+
+
 def _form(cls: type, name: str, fold: Callable[..., Any]) -> EventForm:
     where = f"{cls.__name__}.{name}"
     stored, version = getattr(fold, MARK)
     if type(version) is not int or not 1 <= version <= EVENT_VERSION_MAX:
         raise ConfigError(f"{where}: the version is {version!r}, not 1 to {EVENT_VERSION_MAX}")
     code = getattr(fold, "__code__", None)
-    try:
-        hints = typing.get_type_hints(fold)
-    except NameError as e:
-        raise ConfigError(f"{where}: an annotation is not known there: {e}") from None
-    hints.pop("return", None)
-    taken = list(hints.values())
-    is_async = code is not None and code.co_flags & 0x0280
-    if len(taken) != 1 or not isinstance(taken[0], type) or is_async:
+    taken = event_class(where, fold)
+    if code is not None and code.co_flags & 0x0280:
         raise ConfigError(
             f"{where}: a fold takes one event, annotated with its class, and is not async",
             hint=f"def {name}(self, event: SomeEvent) -> None",
         )
-    check_type(where, taken[0])
-    return EventForm(stored or taken[0].__name__, taken[0], version, fold)
+    check_type(where, taken)
+    return EventForm(stored or taken.__name__, taken, version, fold)

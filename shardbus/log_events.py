@@ -61,6 +61,13 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ),
     ("work_queue", "item %d of %r failed: %s"): _event("work_failed", "item queue error"),
     ("event_log", "%s %r has no new snapshot: %s"): _event("snapshot_failed", f"{_ENTITY} error"),
+    ("journal_scan", "the journals for %s: %s"): _event(
+        "journals_not_scanned", "entity_type error"
+    ),
+    ("projecting", "%s cannot follow %r: %s"): _event("source_not_followed", f"{_ENTITY} error"),
+    ("projecting", "%s %r: %d events were removed before it could handle them"): _event(
+        "events_missing", f"{_ENTITY} count"
+    ),
     ("reminding", "%s shard %s: %s"): _event("reminders_call_refused", "entity_type shard error"),
     ("reminding", "%s shard %s: a call for its reminders failed"): _event(
         "reminders_call_failed", "entity_type shard"

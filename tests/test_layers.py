@@ -3,7 +3,8 @@
     floor 0    errors ids bounds error_text guarded_log heavy_hitters histograms inflate config
                backoff log_events quantities sample_marks task_set tasks transitions, and
                store.protocol
-    floor 1    membership sharding deliveries reminders replication    pure machines
+    floor 1    membership sharding deliveries reminders projections replication
+                                            pure machines
     floor 2    wire                         pure codecs
     floor 3    transport store              input and output
     floor 4    replica routing http
@@ -58,6 +59,7 @@ FLOORS = {
     "shardbus.membership": 1,
     "shardbus.sharding": 1,
     "shardbus.reminders": 1,
+    "shardbus.projections": 1,
     "shardbus.deliveries": 1,
     "shardbus.replication": 1,
     "shardbus.wire": 2,
@@ -73,6 +75,7 @@ FLOORS = {
     "shardbus.admin": 8,
     "shardbus.entity": 9,
     "shardbus.event_sourced": 9,
+    "shardbus.projection": 9,
     "shardbus.delivery": 9,
     "shardbus.declaration": 9,
     "shardbus.handlers": 9,
@@ -95,6 +98,7 @@ SIBLINGS = {
     ("shardbus.declaration", "shardbus.entity"),
     ("shardbus.declaration", "shardbus.event_sourced"),
     ("shardbus.declaration", "shardbus.handlers"),
+    ("shardbus.declaration", "shardbus.projection"),
     ("shardbus.delivery", "shardbus.entity"),
     ("shardbus.delivery", "shardbus.event_sourced"),
     ("shardbus.event_sourced", "shardbus.entity"),
@@ -104,6 +108,9 @@ SIBLINGS = {
     ("shardbus", "shardbus.app"),
     ("shardbus", "shardbus.entity"),
     ("shardbus", "shardbus.event_sourced"),
+    ("shardbus", "shardbus.projection"),
+    ("shardbus.projection", "shardbus.entity"),
+    ("shardbus.projection", "shardbus.event_sourced"),
 }
 """Who may import whom on its own floor, above floor 0."""
 
@@ -136,6 +143,7 @@ PURE = (
     "shardbus.sharding",
     "shardbus.deliveries",
     "shardbus.reminders",
+    "shardbus.projections",
     "shardbus.replication",
     "shardbus.wire",
 )

@@ -210,6 +210,12 @@ class DeliveryRecord:
         self.pending[pending.seq] = pending
         return pending
 
+    @property
+    def is_half_full(self) -> bool:
+        """True if half of the room for pending deliveries is used."""
+        size = sum(one.size for one in self.pending.values())
+        return 2 * len(self.pending) >= PENDING_MAX or 2 * size >= PENDING_BYTES_MAX
+
     def settle(self, seq: int) -> None:
         """Forget a delivery of the entity that is confirmed, or given up."""
         self.pending.pop(seq, None)

@@ -273,8 +273,8 @@ class EntityDeliveries:
     async def _save(self, entity: Any) -> None:
         """Store the record with the state as it is now."""
         states = self._kind.states
-        if self._kind.events is not None:
-            await entity.save()  # a snapshot: the state without its number would be folded again
+        if self._kind.events is not None or self._kind.projection is not None:
+            await entity.save()  # with its number: events would be folded or handled again
         elif states is not None:
             await entity.context._save(states.write(entity.state))
 

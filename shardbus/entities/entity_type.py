@@ -20,6 +20,7 @@ import msgspec
 
 from shardbus.config.options import closest
 from shardbus.config.settings import NodeSettings
+from shardbus.entities.projected_events import ProjectedEvents
 from shardbus.entities.unfinished_work import finishing
 from shardbus.error_text import described, is_a, shown, text_of
 from shardbus.errors import ConfigError
@@ -127,6 +128,8 @@ class EntityType(msgspec.Struct, frozen=True):
     """Its entities carry their memory to the next home of their shard."""
     reminds: bool = False
     """Its entities may set reminders."""
+    projection: ProjectedEvents | None = None
+    """The events that its entities handle as parts of a projection; None: it is none."""
 
     @property
     def name(self) -> str:

@@ -14,6 +14,9 @@ A snapshot only saves time. If it cannot be saved, the command that was due for 
 next one is tried `snapshot_after` events later. Events are trimmed only behind a snapshot that the
 store has, so snapshot and journal together have the whole state in every moment.
 
+A projection of the events gets *news* after each append, and may have events of an append in doubt
+from the store. An event is removed only once each projection here has handled it.
+
 Opening raises the fence of the journal, so the activation before cannot append any more, and the
 events read are all that there are.
 
@@ -30,6 +33,7 @@ from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import Activation
 from shardbus.entities.entity_type import EntityType, StopReason
 from shardbus.entities.gate import SuspensionGate
+from shardbus.entities.projecting import Projecting
 from shardbus.errors import (
     ConfigError,
     SchemaError,
@@ -80,6 +84,8 @@ class EventLogs:
         self.states: StateCodec = kind.states
         self.journals, self.gate = journals, gate
         self.snapshot_after, self.kept = settings.snapshot_after, settings.events_kept
+        self.projections: list[Projecting] = []
+        """The projections of these events here."""
 
     async def load(self, activation: Activation, data: bytes | None) -> None:
         """Give a new object its state: its snapshot's, stored as `data`, with the events behind it.
@@ -155,6 +161,8 @@ class EventLog:
             self.number += len(entries)
             if logs.snapshot_after and self.number >= self._due:
                 await self._snapshot_due(entity)
+        for projection in logs.projections:
+            projection.news(self._activation.shard.shard, self._activation.key)
         if logs.gate.close_if_due():
             await logs.gate.passed()
 
@@ -214,7 +222,10 @@ class EventLog:
         self._due = self.number + self._logs.snapshot_after
 
     async def _trim(self, upto: int) -> None:
-        logs, shard = self._logs, self._activation.shard
+        """Remove events up to this number, as far as each projection here has handled them."""
+        logs, shard, key = self._logs, self._activation.shard, self._activation.key
+        for projection in logs.projections:
+            if upto > 0:
+                upto = min(upto, await projection.handled(shard.shard, key))
         if upto > 0:
-            key = self._activation.key
             await logs.journals.trim(logs.name, shard.shard, key, shard.fence, upto)

@@ -17,7 +17,7 @@ import contextvars
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -42,6 +42,7 @@ from shardbus.entities.entity_type import EntityType, Invoker, StopReason
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.lost_attributes import watch_states
 from shardbus.entities.passivation import Passivator
+from shardbus.entities.projecting import Projecting
 from shardbus.entities.reassertion import raise_fences
 from shardbus.entities.remembering import RememberedEntities
 from shardbus.entities.reminding import Reminding
@@ -64,6 +65,20 @@ from shardbus.transport.drop_reports import Origin
 from shardbus.wire.batch import Chain
 
 log = GuardedLog("shardbus.entity")
+
+
+class OwnWork(Protocol):
+    """Work of the entities of one type that no message of others begins: reminders, and the events
+    of a projection. `what` names it."""
+
+    what: str
+
+    def open(self, hosted: Shard) -> None: ...
+    def close(self, hosted: Shard) -> None: ...
+    def gone(self, activation: Activation) -> None: ...
+    def sweep(self, tick: int) -> None: ...
+    def claim_again(self) -> None: ...
+    def stop(self) -> None: ...
 
 
 class Host:
@@ -126,8 +141,8 @@ class Host:
         self.saver = StateSaver(kind, settings, self.runner, keeper, self.deliveries, self.carrying)
 
     def _attach(self, store: StateStore) -> None:
-        """Make the parts that only some types have: the carried memory of entities, and their
-        reminders."""
+        """Make the parts that only some types have: the carried memory of entities, their
+        reminders, and their work as parts of a projection."""
         kind = self.kind
         if kind.carries:
             self.carrying = CarriedStates(kind, self.counts.carried, self._belongs)
@@ -136,6 +151,10 @@ class Host:
             host: Any = self
             reminding = Reminding(host, store, reminders, self._keeper, self.settings)
             self.runner.remind(reminding)
+        if kind.projection is not None:
+            host = self
+            projecting = Projecting(host, store, self._keeper.journals, self._shard_of)
+            self.runner.project(projecting)
 
     def _send_deliveries(
         self,
@@ -187,6 +206,12 @@ class Host:
         return self.runner.gate
 
     @property
+    def _own_work(self) -> list[OwnWork]:
+        """Return the work of its entities that begins without messages of others."""
+        both: tuple[OwnWork | None, ...] = (self.runner.reminding, self.runner.projecting)
+        return [own for own in both if own is not None]
+
+    @property
     def deferred(self) -> DeferredWork:
         """The work that entities have put off."""
         return self.runner.deferred
@@ -236,8 +261,8 @@ class Host:
         hosted = self.shards[shard] = Shard(shard, fence, self)
         for remembered in self._lists:
             remembered.open(hosted)
-        if self.runner.reminding is not None:
-            self.runner.reminding.open(hosted)
+        for own in self._own_work:
+            own.open(hosted)
         if self.carrying is not None and (waiting := self.carrying.waiting(shard, fence)):
             self.loop.call_soon(self._wake, hosted, waiting)
 
@@ -310,8 +335,8 @@ class Host:
                     self.stopper.cut_off(activation)
                 for remembered in self._lists:
                     remembered.close(hosted)
-                if self.runner.reminding is not None:
-                    self.runner.reminding.close(hosted)
+                for own in self._own_work:
+                    own.close(hosted)
                 self._maybe_down(hosted)
 
     def _maybe_down(self, hosted: Shard) -> None:
@@ -320,8 +345,8 @@ class Host:
                 return
             for remembered in self._lists:
                 remembered.close(hosted)
-            if self.runner.reminding is not None:
-                self.runner.reminding.close(hosted)
+            for own in self._own_work:
+                own.close(hosted)
             del self.shards[hosted.shard]
             if hosted.records and self.passes_on and hosted.stopping in MOVES:
                 self._leave_records(hosted)
@@ -428,8 +453,8 @@ class Host:
             self.saver.sizes.forget(activation)
         if self.carrying is not None:
             self.carrying.ended(activation)
-        if self.runner.reminding is not None:
-            self.runner.reminding.gone(activation)
+        for own in self._own_work:
+            own.gone(activation)
         sends = self.deliveries.sends
         if sends is not None and sends.gone(activation) and not hosted.stopping:
             backoff = self.settings.entity_restart_backoff
@@ -506,8 +531,8 @@ class Host:
         self.gate.end()
         if self.remembered is not None:
             self.remembered.stop()
-        if self.runner.reminding is not None:
-            self.runner.reminding.stop()
+        for own in self._own_work:
+            own.stop()
         if self.deliveries.sends is not None:
             self.deliveries.sends.close()
         self.deferred.close()
@@ -563,9 +588,9 @@ class Host:
             StateChanged: another state is stored. Nothing was changed.
             AskTimeout: the store has not answered; the state may be changed. StateTooLarge.
         """
-        if self.kind.events is not None:
-            hint = "ask a handler of it to persist an event"
-            raise Refused(f"the state of {self.name} is made by its events", hint=hint)
+        if self.kind.events is not None or self.kind.projection is not None:
+            hint = "let a handler persist an event, or `shardbus projection rewind`"
+            raise Refused(f"the state of {self.name} is made by events", hint=hint)
         change = StateChange(
             self.kind, data, revision, self._load_stored, self.saver.save, self.runner.disown
         )
@@ -616,8 +641,8 @@ class Host:
         store whose server may have lost them."""
         if self.remembered is not None:
             self.remembered.list_again()
-        if self.runner.reminding is not None:
-            self.runner.reminding.claim_again()
+        for own in self._own_work:
+            own.claim_again()
         if self.kind.states is None:
             return
         closed = [a for hosted in self.shards.values() for a in hosted.activations.values()]
@@ -636,10 +661,9 @@ class Host:
         def unless_shut(sweep: Callable[[int], object]) -> Callable[[int], object]:
             return lambda tick: None if self.gate.closed else sweep(tick)
 
-        reminding, sends = self.runner.reminding, self.deliveries.sends
-        reminders = {} if reminding is None else {"reminders": unless_shut(reminding.sweep)}
+        sends = self.deliveries.sends
         return {
-            **reminders,
+            **{own.what: unless_shut(own.sweep) for own in self._own_work},
             "deliveries": unless_shut(sends.sweep if sends is not None else lambda tick: None),
             "mailboxes": lambda tick: self.runner.mailbox_limits.sweep(),
             "deaf entities": unless_shut(self.deaf.sweep),

@@ -168,6 +168,9 @@ class ShardReminders:
 class Reminding:
     """Sets, stores and fires the reminders of one type."""
 
+    what = "reminders"
+    """The name of its sweep."""
+
     def __init__(
         self,
         host: RemindingHost,

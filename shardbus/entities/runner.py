@@ -53,6 +53,7 @@ from shardbus.entities.event_log import EventLogs
 from shardbus.entities.failures import ON_START
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.mailboxes import MESSAGE_BYTES, MailboxLimits
+from shardbus.entities.projecting import Projecting
 from shardbus.entities.reminding import Reminding
 from shardbus.entities.running_handlers import (
     NONE_LEFT,
@@ -198,12 +199,17 @@ class EntityRunner:
         """Coarse time, in units of 50 ms."""
         self.deferred = DeferredWork(kind, self, settings.mailbox)
         self._supervisor = Supervisor(kind, settings, keeper, self.deferred.end)
+        self.logs: EventLogs | None = None
+        """None for a type that is not event-sourced."""
         if kind.events is not None:
-            self._supervisor.events = EventLogs(kind, settings, keeper.journals, self.gate)
+            self.logs = EventLogs(kind, settings, keeper.journals, self.gate)
+            self._supervisor.load_state = self.logs.load
         self.counts = self._supervisor.counts
         self.carrying: CarriedStates | None = None
         self.reminding: Reminding | None = None
         """None for a type whose entities set no reminders."""
+        self.projecting: Projecting | None = None
+        """None for a type that is no projection."""
         self._finish = finish
         self.running_handlers = RunningHandlers(kind.name, loop, self, self.gate)
         self.eager = self.running_handlers.eager
@@ -223,6 +229,16 @@ class EntityRunner:
         """Let entities set reminders. Called once, before any starts."""
         self.reminding = reminding
         self._supervisor.load_reminders = reminding.load
+
+    def follow(self, projecting: Projecting) -> None:
+        """Report the events of this type to a projection of them."""
+        if self.logs is not None:
+            self.logs.projections.append(projecting)
+
+    def project(self, projecting: Projecting) -> None:
+        """Let entities handle events as parts of a projection. Called once, before any starts."""
+        self.projecting = projecting
+        self._supervisor.load_state = projecting.load
 
     def measure(self, sizes: StateSizes) -> StateSizes:
         """Note the size of each state that is loaded. Called once, before any entity starts."""

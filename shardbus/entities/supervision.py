@@ -48,7 +48,6 @@ from shardbus.entities.activation import MOVES, Activation, LifeState, LifeStep,
 from shardbus.entities.carrying import CarriedStates
 from shardbus.entities.dead_letters import KeepLetter
 from shardbus.entities.entity_type import Directive, EntityType, Invoker, StopReason
-from shardbus.entities.event_log import EventLogs
 from shardbus.entities.failures import ON_START, HandlerFailures
 from shardbus.entities.state_sizes import StateSizes
 from shardbus.error_text import is_a, is_exception, text_of, type_name
@@ -101,6 +100,8 @@ class LoadReminders(Protocol):
     async def __call__(self, activation: Activation, *, fenced: bool) -> None: ...
 
 
+LoadState = Callable[[Activation, bytes | None], Awaitable[None]]
+"""Gives the new object of an activation its state, stored as these bytes."""
 LOGGED_MAX = 4096
 """Characters of an error's text in a line of the log."""
 
@@ -241,8 +242,8 @@ class Supervisor:
         self.sizes: StateSizes | None = None
         self.load_reminders: LoadReminders | None = None
         """Reads the reminders of an entity that starts; None: its type sets none."""
-        self.events: EventLogs | None = None
-        """The events of a type that is event-sourced."""
+        self.load_state: LoadState | None = None
+        """Gives an object the state of a type whose states have the number of an event."""
 
     async def start(self, activation: Activation) -> None:
         """Construct, load the state, run `on_start`; again after a backoff while that fails."""
@@ -411,8 +412,8 @@ class Supervisor:
         data = await self._keeper.load(self._kind.name, shard.shard, key, shard.fence)
         if self.sizes is not None:
             self.sizes.note(activation, data)
-        if self.events is not None:
-            await self.events.load(activation, data)
+        if self.load_state is not None:
+            await self.load_state(activation, data)
         else:
             activation.entity.state = states.cls() if data is None else states.read(key, data)
         try:

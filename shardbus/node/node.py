@@ -55,7 +55,6 @@ from shardbus.node.store_upkeep import StoreUpkeep
 from shardbus.node.subscriptions import Subscriptions
 from shardbus.node.ticker import SECOND, Ticker
 from shardbus.routing.delivering import DeliveryCounts, DeliverySender
-from shardbus.routing.paths import ancestors
 from shardbus.routing.refs import ASK_TIMEOUT_MS, Ref
 from shardbus.routing.tracer import Tracer, open_tracing
 from shardbus.sharding import events
@@ -67,7 +66,7 @@ from shardbus.sharding.coordinator.coordinator import Coordinator
 from shardbus.sharding.coordinator.registry import cluster_minimum
 from shardbus.shells.cluster_thread import ClusterThread, MembershipRunner
 from shardbus.shells.region import RegionShell, check_own_table, region_of
-from shardbus.shells.reminded_shards import ShardOf
+from shardbus.shells.reminded_shards import SelfActing
 from shardbus.shells.singleton import SingletonShell
 from shardbus.shells.type_members import TypeMembers
 from shardbus.store.entity_state import EntityStates
@@ -266,6 +265,8 @@ class Node:
                 entity_type, settings, self, states, self.ref, hosts=hosts, within=within
             )
             region.host.wall_clock = self.environment.wall_clock
+            if (projecting := region.host.runner.projecting) is not None:
+                self.regions[projecting.events.source].host.runner.follow(projecting)
             strategy = strategy_for(
                 name, self.settings.sharding, settings, entity_type.strategy, ring
             )
@@ -289,13 +290,16 @@ class Node:
                 name, me, layout, settings, strategy, instances, least, threaded=threads
             )
 
-        def reminded() -> dict[str, ShardOf]:
-            kinds = [one.entity_type for one in self.regions.values() if one.entity_type.reminds]
-            lines = [(kind.name, [kind.interface, *ancestors(kind.interface)]) for kind in kinds]
-            names = [kind for kind, line in lines if line[-1].name == name]
-            return {kind: self.regions[kind].router.shard_of for kind in names}
+        def self_acting() -> SelfActing:
+            kinds = [one.entity_type for one in self.regions.values() if one.table is region]
+            reminds = {
+                kind.name: self.regions[kind.name].router.shard_of for kind in kinds if kind.reminds
+            }
+            projections = [kind.projection for kind in kinds if kind.projection is not None]
+            shards = interface.shards if interface.shard_of is None else 0
+            return SelfActing(reminds, {one.source for one in projections}, shards)
 
-        return SingletonShell(region, make, self, margin, own.singleton, reminded)
+        return SingletonShell(region, make, self, margin, own.singleton, self_acting)
 
     def _add_periodic_tasks(self) -> None:
         """Register the work of every tick, and the sweeps that run once a second."""

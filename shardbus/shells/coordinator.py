@@ -28,7 +28,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -54,7 +54,7 @@ from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.sharding.coordinator.strategy_calls import ANSWER_S
 from shardbus.sharding.overrides import Overrides
 from shardbus.shells.overrides import OverridesStore
-from shardbus.shells.reminded_shards import RemindedShards, ShardOf
+from shardbus.shells.reminded_shards import RemindedShards, SelfActing
 from shardbus.shells.strategy_thread import StrategyThread
 from shardbus.store.protocol import StateStore
 from shardbus.task_set import TaskSet
@@ -101,8 +101,7 @@ class CoordinatorShell:
         overrides: keeps the settings of operators.
         store_timeout: seconds after which a store call has failed.
         remember: True if the type's entities are remembered.
-        reminded: returns the types with these shards whose entities set reminders, each with its
-            shard function.
+        self_acting: returns the types with these shards whose entities work without messages.
         check_lease: stops this shell if its lease is over; called before anything is handled.
     """
 
@@ -116,13 +115,13 @@ class CoordinatorShell:
         *,
         store_timeout: float,
         remember: bool = False,
-        reminded: Callable[[], Mapping[str, ShardOf]] = dict,
+        self_acting: Callable[[], SelfActing] = SelfActing,
         check_lease: Callable[[], None] = lambda: None,
     ) -> None:
         self.entity_type = entity_type
         self._remember, self._store_timeout = remember, store_timeout
         self._check_lease = check_lease
-        self._reminded = RemindedShards(store, reminded, partial(owner.ask_homes, entity_type))
+        self._reminded = RemindedShards(store, self_acting, partial(owner.ask_homes, entity_type))
         self.machine: Coordinator | None = None
         self.overrides = Overrides()
         self._make, self._store, self._owner = make, store, owner
@@ -312,7 +311,7 @@ class CoordinatorShell:
                 note = events.Note("rows_dropped", some, len(table.dropped))
                 self._owner.note(self.entity_type, note)
             self._handle_for(machine, events.EpochClaimed(table))
-            if self._reminded.types():
+            if self._reminded.self_acting().any:
                 self._tasks.spawn(self._reminded.run(lambda: self.machine is machine))
             if self._remember:
                 await self._start_remembered(machine)

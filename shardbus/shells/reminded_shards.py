@@ -1,9 +1,14 @@
-"""Homes for shards that have reminders: a part of the shell of a coordinator.
+"""Homes for shards that have reminders, or events for a projection: a part of the shell of a
+coordinator.
 
 A shard has a home from the first message for it on. A reminder is no message, so after a stop of
 the whole cluster, or after a node has left, nothing would ask for a home. So the coordinator asks
 in its place: once it rules, for every shard that has reminders, and later for those that lose their
 home. Only a home sets reminders, so no other shard can have got some meanwhile.
+
+**Projections.** The parts of a projection work without messages, too, so every shard whose journals
+a projection follows needs a home. By the default function these are all shards of the type; by a
+function of the application's they are those of the journals that the store lists.
 
 **Another layout.** With another number of shards, entities belong to other shards than those that
 the store has their reminders in. The table has its former layout until the first epoch under the
@@ -17,13 +22,15 @@ Source: docs/how-to/reminders.md; B.119.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import count
 from random import Random
 
 from shardbus.bounds import EPOCH_MAX, EPOCH_SHIFT
 from shardbus.errors import StaleFence, StoreError
 from shardbus.guarded_log import GuardedLog
+from shardbus.store.journal_protocol import journals_of
 from shardbus.store.protocol import (
     Due,
     Reminders,
@@ -45,18 +52,35 @@ ShardOf = Callable[[str], str]
 """Returns the shard of an entity's id."""
 
 
+@dataclass(frozen=True, slots=True)
+class SelfActing:
+    """The types of one table whose entities work without messages."""
+
+    reminds: Mapping[str, ShardOf] = field(default_factory=dict)
+    """Those that set reminders, with their shard functions."""
+    followed: Collection[str] = ()
+    """Those whose events a projection handles."""
+    shards: int = 0
+    """The shards of the default function; 0: a function of the application's."""
+
+    @property
+    def any(self) -> bool:
+        """True if there is such a type."""
+        return bool(self.reminds or self.followed)
+
+
 class RemindedShards:
-    """Asks for the homes of shards with reminders. `types()` returns the types that set some and
-    whose shards these are, each with its shard function; `ask_homes(shards)` asks for homes as
+    """Asks for the homes of shards whose entities work without messages. `self_acting()` returns
+    the types that have these shards and such entities; `ask_homes(shards)` asks for homes as
     messages would, and returns those that the type has no more."""
 
     def __init__(
         self,
         store: StateStore,
-        types: Callable[[], Mapping[str, ShardOf]],
+        self_acting: Callable[[], SelfActing],
         ask_homes: Callable[[list[str]], list[str]],
     ) -> None:
-        self._store, self.types, self._ask_homes = store, types, ask_homes
+        self._store, self.self_acting, self._ask_homes = store, self_acting, ask_homes
         self._freed: set[str] = set()
         self._some_freed = asyncio.Event()
 
@@ -74,7 +98,7 @@ class RemindedShards:
             StoreError: the store does not answer. Some may have moved.
         """
         reminders = reminder_store(self._store)
-        types = self.types()
+        types = self.self_acting().reminds
         epoch = 0 if table is None else table.epoch
         placed = table is not None and (bool(table.homes) or table.layout == layout)
         if reminders is None or not types or placed or epoch >= EPOCH_MAX:
@@ -102,7 +126,7 @@ class RemindedShards:
     ) -> None:
         """Move the reminders of these entities, which `shard` has, to where they belong. One that
         has a later fence belongs to a home already, and stays."""
-        shard_of = self.types()[name]
+        shard_of = self.self_acting().reminds[name]
         records = await reminders.load_reminders(name, shard, [entity_id for _, entity_id in page])
         for n, record in enumerate(records):  # one may be where its state has moved already
             if record is None:
@@ -130,17 +154,32 @@ class RemindedShards:
             if refused is not None and not isinstance(refused, StaleFence):
                 raise refused
 
+    async def _due(self) -> set[str]:
+        """Return the shards that need a home. Raises StoreError."""
+        acting, reminders = self.self_acting(), reminder_store(self._store)
+        due: set[str] = set()
+        if reminders is not None:
+            due |= {one for name in acting.reminds for one in await reminders.due_shards(name)}
+        if acting.followed and acting.shards:
+            return due | {str(number) for number in range(acting.shards)}
+        journals = journals_of(self._store)
+        for kind in acting.followed:
+            cursor: str | None = None
+            while journals is not None:
+                names, cursor = await journals.page(kind, cursor, PAGE)
+                due |= {shard for shard, _ in names}
+                if cursor is None:
+                    break
+        return due
+
     async def run(self, rules: Callable[[], bool]) -> None:
         """Ask, while the coordinator rules."""
-        reminders = reminder_store(self._store)
-        if reminders is None or not self.types():
-            return
         first = True
         while rules():
             freed, self._freed = self._freed, set()
             self._some_freed.clear()
             try:
-                due = {one for name in self.types() for one in await reminders.due_shards(name)}
+                due = await self._due()
             except StoreError as error:
                 log.warning("the shards with reminders: %s", error)
                 self._freed |= freed

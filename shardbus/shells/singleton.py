@@ -23,7 +23,7 @@ Source: docs/architecture.md; S0.18, S0.33, S2.62.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Protocol, assert_never
 from urllib.parse import quote
 
@@ -41,7 +41,7 @@ from shardbus.shells.coordinator import CoordinatorShell
 from shardbus.shells.leases import LeaseShell
 from shardbus.shells.overrides import OverridesStore
 from shardbus.shells.region import RegionShell
-from shardbus.shells.reminded_shards import ShardOf
+from shardbus.shells.reminded_shards import SelfActing
 from shardbus.shells.type_members import TypeMembers
 from shardbus.store.protocol import StateStore
 from shardbus.transport.machine_timer import MachineTimer
@@ -86,8 +86,7 @@ class SingletonShell:
         node: the services of the node.
         removal_margin: `cluster.downing.down_removal_margin`, in seconds.
         waits: the waits of a hand-over, section `cluster.singleton`.
-        reminded: returns the types with these shards whose entities set reminders, each with its
-            shard function.
+        self_acting: returns the types with these shards whose entities work without messages.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class SingletonShell:
         node: SingletonServices,
         removal_margin: float,
         waits: SingletonSettings,
-        reminded: Callable[[], Mapping[str, ShardOf]] = dict,
+        self_acting: Callable[[], SelfActing] = SelfActing,
     ) -> None:
         role = region.coordinator_role
         self.singleton = Singleton(region.name, node.me, role, removal_margin, waits)
@@ -121,7 +120,7 @@ class SingletonShell:
             OverridesStore(region.name, node.states),
             store_timeout=settings.updating_state_timeout,
             remember=settings.remember,
-            reminded=reminded,
+            self_acting=self_acting,
             check_lease=self._leases.check if self._leases is not None else lambda: None,
         )
         self._region, self._node = region, node

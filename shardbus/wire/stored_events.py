@@ -15,7 +15,7 @@ Source: docs/how-to/event-sourcing.md; S2.74.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -94,6 +94,10 @@ class EventCodec:
                     raise ConfigError(f"{entity_type!r} has two folds of the event {form.name!r}")
             self._by_class[form.cls] = self._by_name[form.name] = form
 
+    def has(self, cls: type) -> bool:
+        """True if the type has a fold of events of this class."""
+        return cls in self._by_class
+
     def form(self, event: object) -> EventForm:
         """Return the form of an event, given as its class or by its name.
 
@@ -147,17 +151,40 @@ class EventCodec:
                 if state is not None:
                     entity.state = state
         except BaseException as error:
-            plain = type(error) is LookupError
-            why = text_of(error) if plain else f"{type_name(error)}: {text_of(error)}"
-            raise StateUnreadable(
-                f"event {number} of {self.entity_type} {entity_id!r:.100}"
-                f" ({name:.100}, version {version}): {why}",
-                entity_type=self.entity_type,
-                entity_id=entity_id,
-                version=version,
-                field="",
-            ) from error
+            raise self._unreadable(entity_id, number, name, version, error) from error
         return number
+
+    def read(self, entity_id: str, number: int, entry: bytes, classes: Container[type]) -> Any:
+        """Return a stored event if it is of one of these classes, else None, without decoding it.
+
+        Raises:
+            StateUnreadable: it cannot be read, or no fold takes it.
+        """
+        name, version = "", 0
+        try:
+            name, version, raw = _HEAD.decode(entry)
+            form = self._by_name.get(name)
+            if form is not None and form.cls not in classes:
+                return None
+            if form is not None and form.version == version:
+                return form.decode(bytes(raw))
+            return self._upcast(name, version, bytes(raw))[0]
+        except BaseException as error:
+            raise self._unreadable(entity_id, number, name, version, error) from error
+
+    def _unreadable(
+        self, entity_id: str, number: int, name: str, version: int, error: BaseException
+    ) -> StateUnreadable:
+        plain = type(error) is LookupError
+        why = text_of(error) if plain else f"{type_name(error)}: {text_of(error)}"
+        return StateUnreadable(
+            f"event {number} of {self.entity_type} {entity_id!r:.100}"
+            f" ({name:.100}, version {version}): {why}",
+            entity_type=self.entity_type,
+            entity_id=entity_id,
+            version=version,
+            field="",
+        )
 
     def _upcast(self, name: str, version: int, data: bytes) -> tuple[Any, EventForm]:
         form = self._by_name.get(name)
