@@ -72,6 +72,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "state": ("state:app", "The stored states of entities."),
         "values": ("values:app", "The replicated values of the cluster."),
         "journal": ("journal:app", "The events of event-sourced entities."),
+        "projection": ("projection:app", "Read sides of events: progress, failures, anew."),
     },
 }
 """Section, command, and its place as `module:attribute` within `shardbus_cli`, with a summary."""

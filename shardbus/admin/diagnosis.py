@@ -175,6 +175,10 @@ ADVICE = {
     " failing-handler, `shardbus reminders list` and shardbus_reminders_failed_total",
     "queue-aside": "mend the worker, then `shardbus queue retry`, or give them up by"
     " `shardbus queue drop`; `shardbus queue show TYPE ID --place aside` has their errors",
+    "projection-stopped": "mend the handler of the event, then `shardbus projection retry NAME`; or"
+    " pass over it by `shardbus projection skip`: `shardbus projection show NAME` has the errors",
+    "projection-behind": "its handlers fail or are slow, or the store does not answer: see"
+    " `shardbus projection show NAME`",
     "poison": "its effect is missing: mend the handler, then send it again; `shardbus dead-letters"
     " list --reason poison` has it if a node or an entity has sent it, else the log of the client"
     " has (`outbox_delivery_given_up`, or the DeliveryFailed that it got)",

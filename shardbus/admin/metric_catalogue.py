@@ -387,6 +387,55 @@ QUEUE_PUTS = _declare(
     _TYPE,
     "puts that wait for room in a work queue",
 )
+PROJECTION_EVENTS = _declare(
+    COUNTER,
+    Group.ENTITIES,
+    "projection_events_handled",
+    _TYPE,
+    "events that a projection has handled, and stored as handled",
+)
+PROJECTION_FAILURES = _declare(
+    COUNTER,
+    Group.ENTITIES,
+    "projection_failures",
+    _TYPE,
+    "attempts at which a projection's handler of an event raised, or an event could not be read",
+)
+PROJECTION_MISSING = _declare(
+    COUNTER,
+    Group.ENTITIES,
+    "projection_events_missing",
+    _TYPE,
+    "events that were removed before a projection could handle them",
+)
+PROJECTION_BEHIND = _declare(
+    GAUGE,
+    Group.ENTITIES,
+    "projection_entities_behind",
+    _TYPE,
+    "entities here with events that a projection has not handled, as far as the node knows",
+)
+PROJECTION_LAG = _declare(
+    GAUGE,
+    Group.ENTITIES,
+    "projection_lag_seconds",
+    _TYPE,
+    "for how long the first of them has been behind",
+)
+PROJECTION_STOPPED = _declare(
+    GAUGE,
+    Group.ENTITIES,
+    "projection_entities_stopped",
+    _TYPE,
+    "those of them that stand at an event which failed too often",
+)
+PROJECTION_SCANNING = _declare(
+    GAUGE,
+    Group.ENTITIES,
+    "projection_shards_scanning",
+    _TYPE,
+    "shards whose journals are not compared yet with a projection",
+)
 ENTITIES_WAITING = _declare(
     GAUGE,
     Group.ENTITIES,

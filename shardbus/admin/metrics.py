@@ -60,6 +60,7 @@ class _Collector:
         yield from self._entities()
         yield from self._reminders()
         yield from self._queues()
+        yield from self._projections()
         yield from self._moves()
         yield from self._cluster()
         yield from self._process()
@@ -208,6 +209,25 @@ class _Collector:
             pulls.add_metric([name], sizes.waiting_pulls)
             puts.add_metric([name], sizes.waiting_puts)
         return [items, aside, pulls, puts]
+
+    def _projections(self) -> Iterable[Metric]:
+        handled = _counter(catalogue.PROJECTION_EVENTS)
+        failed = _counter(catalogue.PROJECTION_FAILURES)
+        missing = _counter(catalogue.PROJECTION_MISSING)
+        behind, lag = _gauge(catalogue.PROJECTION_BEHIND), _gauge(catalogue.PROJECTION_LAG)
+        stopped = _gauge(catalogue.PROJECTION_STOPPED)
+        scanning = _gauge(catalogue.PROJECTION_SCANNING)
+        for name, region in self._node.regions.items():
+            projecting = region.host.runner.projecting
+            if projecting is not None:
+                handled.add_metric([name], projecting.counts.handled)
+                failed.add_metric([name], projecting.counts.failed)
+                missing.add_metric([name], projecting.counts.missing)
+                behind.add_metric([name], projecting.parts.behind)
+                lag.add_metric([name], projecting.lag)
+                stopped.add_metric([name], projecting.parts.stopped)
+                scanning.add_metric([name], projecting.scan.shards)
+        return [handled, failed, missing, behind, lag, stopped, scanning]
 
     def _moves(self) -> Iterable[Metric]:
         notes, handoffs = _counter(catalogue.SHARDING_NOTES), _counter(catalogue.HANDOFFS)

@@ -24,6 +24,7 @@ from shardbus.admin.pages import (
     node,
     outboxes,
     overview,
+    projections,
     reminders,
     sending,
     shards,
@@ -36,7 +37,7 @@ from shardbus.node.node import Node
 
 OF_CLUSTER = (health, overview, history, cluster, members)
 OF_TYPES = (shards, handlers, entities, explanation, sending, states, reminders, values)
-OF_EVENTS = (findings, checkup, events, dead_letters, node, outboxes)
+OF_EVENTS = (findings, checkup, events, dead_letters, node, outboxes, projections)
 PAGES: tuple[Page[..., Any], ...] = declared_in(Page, *OF_CLUSTER, *OF_TYPES, *OF_EVENTS)
 
 

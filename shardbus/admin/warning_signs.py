@@ -3,7 +3,7 @@
     hot shard     one shard gets a large part of its type's messages, and its node is under pressure
     hot entity    the same, and most of the messages are for one entity of that shard
     backlog       messages wait in mailboxes, or saves for the store
-    late          reminders are due and have not fired
+    late          reminders are due and have not fired, a projection is behind
     aside         items of work queues were set aside
     limits        file descriptors are nearly used up
     lag           the timers of a loop are late on average, though not at this moment
@@ -52,6 +52,8 @@ DESCRIPTORS = 0.8
 SAVES_WAIT_S = 1.0
 REMINDERS_LATE_S = 30.0
 """For which the first reminder has been due."""
+PROJECTION_LAG_S = 60.0
+"""For which a projection has not handled an event."""
 POISON_S = 600.0
 """Since a delivery was given up."""
 OUTBOX_STUCK_S = 60.0
@@ -119,6 +121,14 @@ def _members(picture: Picture) -> Iterator[Finding]:
         for kind, (_, _, aside, *_) in (row.get("queues") or {}).items():
             what = f"has {counted(aside, 'item')} that were set aside, for their work failed"
             yield Finding("queue-aside", str(kind), node, what)
+        for kind, (stopped, lag) in (row.get("projections") or {}).items():
+            if stopped:
+                entities = counted(int(stopped), "entity", "entities")
+                what = f"stands at an event of {entities}, which failed too often"
+                yield Finding("projection-stopped", str(kind), node, what)
+            elif lag > PROJECTION_LAG_S:
+                what = f"has not handled events for {lag:.0f} s"
+                yield Finding("projection-behind", str(kind), node, what)
         off = row.get("store_clock")
         if off is not None and abs(off) > CLOCK_S:
             what = f"has a clock that is {abs(off):.0f} s {'behind' if off > 0 else 'ahead of'} it"

@@ -24,12 +24,15 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from shardbus.backoff import doubling
+from shardbus.entities.projected_events import part_id
 from shardbus.error_text import described
 from shardbus.errors import StoreError
 from shardbus.guarded_log import GuardedLog
 from shardbus.projections.parts import PAUSE_MAX_S, PAUSE_S, SCANNED_MAX
 from shardbus.store.journals import Journals
+from shardbus.store.protocol import StateStore
 from shardbus.task_set import TaskSet
+from shardbus.wire.stored_state import split_numbered, split_record
 
 log = GuardedLog("shardbus.projections")
 
@@ -41,8 +44,33 @@ ROOM_S = 0.2
 """Between two looks whether there is room."""
 
 Numbers = Callable[[Sequence[str]], Awaitable[list[int]]]
-"""Returns, of each of these entities, the number of the last event that its part has handled; -1 if
-the record cannot be read."""
+"""As `stored_numbers` of one projection."""
+
+
+def split_place(data: bytes | None) -> tuple[int, bytes]:
+    """Return the number of the last event and the state of the record of a part, stored as `data`;
+    0 and nothing if there is none.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    _, alone = split_record(data or b"")
+    return split_numbered(alone)
+
+
+async def stored_numbers(
+    store: StateStore, projection: str, source_ids: Sequence[str]
+) -> list[int]:
+    """Return, of each of these entities, the number of the last event that its part has handled; -1
+    if the record cannot be read. Raises StoreError."""
+    keys = [part_id(source_id, projection) for source_id in source_ids]
+    numbers = []
+    for data in await store.read_states(projection, keys):
+        try:
+            numbers.append(split_place(data)[0])
+        except ValueError:
+            numbers.append(-1)
+    return numbers
 
 
 class JournalScan:

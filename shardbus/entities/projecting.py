@@ -33,7 +33,7 @@ from typing import Any, Protocol
 from shardbus.entities.activation import Activation, Message, Shard
 from shardbus.entities.entity_type import EntityType, Invoker
 from shardbus.entities.gate import SuspensionGate
-from shardbus.entities.journal_scan import JournalScan
+from shardbus.entities.journal_scan import JournalScan, split_place, stored_numbers
 from shardbus.entities.projected_events import PLACE, EventPlace, ProjectedEvents, part_id, place_of
 from shardbus.entities.unfinished_work import finish, is_unfinished
 from shardbus.error_text import described, is_a
@@ -66,7 +66,7 @@ from shardbus.store.journal_protocol import JournalPage
 from shardbus.store.journals import Journals
 from shardbus.store.protocol import StateStore
 from shardbus.transport.drop_reports import Origin
-from shardbus.wire.stored_state import StateCodec, numbered, split_numbered, split_record
+from shardbus.wire.stored_state import StateCodec, numbered
 
 log = GuardedLog("shardbus.projections")
 
@@ -139,7 +139,7 @@ class Projecting:
             host.name,
             self.events.source,
             journals,
-            self._numbers,
+            lambda source_ids: stored_numbers(store, host.name, source_ids),
             self._shard_of,
             self.news,
             lambda: self.parts.has_room,
@@ -285,7 +285,7 @@ class Projecting:
         """
         key = activation.key
         try:
-            number, alone = _split(data)
+            number, alone = split_place(data)
         except ValueError as error:
             raise self._states.unreadable(key, 0, error) from error
         entity = activation.entity
@@ -398,19 +398,8 @@ class Projecting:
         activation = self._host.find(key, shard)
         if activation is not None and PLACE in vars(activation.entity or self):
             return place_of(activation.entity).handled
-        [number] = await self._numbers([source_id])
+        [number] = await stored_numbers(self._store, self._host.name, [source_id])
         return max(number, 0)
-
-    async def _numbers(self, source_ids: Sequence[str]) -> list[int]:
-        """Return the stored numbers of these sources' parts; see `journal_scan`."""
-        keys = [part_id(source_id, self._host.name) for source_id in source_ids]
-        numbers = []
-        for data in await self._store.read_states(self._host.name, keys):
-            try:
-                numbers.append(_split(data)[0])
-            except ValueError:
-                numbers.append(-1)
-        return numbers
 
     # ---- for operators
 
@@ -418,6 +407,31 @@ class Projecting:
     def lag(self) -> float:
         """Seconds for which the first part that is behind has been so."""
         return self.parts.lag(self._host.loop.time())
+
+    @property
+    def shards(self) -> int:
+        """Shards of this node."""
+        return len(self._host.shards)
+
+    async def described(self, shard: str, source_id: str) -> dict[str, object]:
+        """Return how far the part of an entity is, for a page.
+
+        Raises:
+            StoreError: the store does not answer.
+        """
+        handled = await self.handled(shard, source_id)
+        page = await self._journals.read(self.events.source, shard, source_id, 0, 0)
+        part = dict(self.parts.failing).get(source_id)
+        return {
+            "handled": handled,
+            "last": page.last,
+            "first": page.first,
+            "behind": max(page.last - handled, 0),
+            "state": self.parts.state_of(source_id).value,
+            "number": 0 if part is None else part.number,
+            "attempts": 0 if part is None else part.failures,
+            "error": "" if part is None else part.error,
+        }
 
     def failing(self, limit: int) -> list[tuple[str, Part]]:
         """Return parts that have failed, stopped ones first, by the ids of their sources."""
@@ -505,13 +519,3 @@ class Projecting:
         self._handle(News(shard, source_id))
         self._handle(Retry(source_id))
         return number
-
-
-def _split(data: bytes | None) -> tuple[int, bytes]:
-    """Return the number and the state of a stored record; 0 and nothing if there is none.
-
-    Raises:
-        ValueError: it cannot be read.
-    """
-    _, alone = split_record(data or b"")
-    return split_numbered(alone)

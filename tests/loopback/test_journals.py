@@ -30,12 +30,13 @@ from tests.loopback.redis_proxy import RedisProxy
 from tests.postgres_server import PostgresServer
 from tests.redis_cluster import RedisClusterServers
 from tests.redis_server import RedisServer
+from tests.unit.entities.scan_suite import ScanSuite
 from tests.unit.store.store_suite import LONG_S, SHORT_S, failure, insist
 
 KIND, SHARD = "account", "7"
 
 
-class TestRedis(JournalSuite):
+class TestRedis(JournalSuite, ScanSuite):
     @pytest.fixture(params=["", "?durability=fsync"], ids=["quick", "fsync"])
     def store_factory(self, request: pytest.FixtureRequest, own_redis: RedisServer) -> StoreFactory:
         with own_redis.client() as client:
@@ -44,13 +45,13 @@ class TestRedis(JournalSuite):
         return lambda: open_store(url, cluster="shop", timeout=LONG_S)
 
 
-class TestRedisCluster(JournalSuite):
+class TestRedisCluster(JournalSuite, ScanSuite):
     @pytest.fixture
     def store_factory(self, empty_cluster: RedisClusterServers) -> StoreFactory:
         return lambda: open_store(empty_cluster.url, cluster="shop", timeout=LONG_S)
 
 
-class TestPostgres(JournalSuite):
+class TestPostgres(JournalSuite, ScanSuite):
     @pytest.fixture
     def store_factory(self, postgres_url: str) -> StoreFactory:
         return lambda: open_store(postgres_url, cluster="shop", timeout=LONG_S)

@@ -12,9 +12,10 @@ from shardbus.testing.journal_suite import JournalSuite
 from shardbus.testing.store_suite import StoreFactory
 from tests.markers import soak_only
 from tests.replicas import Replicas
+from tests.unit.entities.scan_suite import ScanSuite
 
 
-class TestReplicatedJournals(JournalSuite):
+class TestReplicatedJournals(JournalSuite, ScanSuite):
     @pytest_asyncio.fixture(params=[(3, 1), *soak_only((5, 2))], ids=str)
     async def store_factory(
         self, request: pytest.FixtureRequest, tmp_path: Path

@@ -150,6 +150,7 @@ def answer_checkup(admin: Administration) -> dict[str, Any]:
         "saves": list(node.states.backlog),
         "reminders": _overdue_reminders(node),
         "queues": {name: list(sizes) for name, sizes in queue_sizes(node) if sizes.aside},
+        "projections": _projections_behind(node),
         "dropped": list(node.records.recent_drops.lately()),
         "settings": dict(_changed_settings(node)),
         "types": types,
@@ -218,6 +219,17 @@ def _overdue_reminders(node: Node) -> dict[str, list[float]]:
     for how many seconds the first has been."""
     hosts = {name: region.host.runner.reminding for name, region in node.regions.items()}
     return {name: list(one.overdue()) for name, one in hosts.items() if one is not None}
+
+
+def _projections_behind(node: Node) -> dict[str, list[float]]:
+    """Return, of each projection, how many entities here stand at an event that has failed, and for
+    how many seconds the first that is behind has been so."""
+    parts = {name: region.host.runner.projecting for name, region in node.regions.items()}
+    return {
+        name: [projecting.parts.stopped, projecting.lag]
+        for name, projecting in parts.items()
+        if projecting is not None
+    }
 
 
 def _changed_settings(node: Node) -> Iterator[tuple[str, str]]:

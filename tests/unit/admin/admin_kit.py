@@ -91,7 +91,9 @@ class Host:
         self.deaf = SimpleNamespace(count=0, named=list)
         self.wall_clock = lambda: 1000.0
         self.deliveries = SimpleNamespace(poison=[])
-        self.runner = SimpleNamespace(mailbox_limits=FakeMailboxes(), reminding=None)
+        self.runner = SimpleNamespace(
+            mailbox_limits=FakeMailboxes(), reminding=None, projecting=None
+        )
         self.counts = SimpleNamespace(failed=HandlerFailures())
         for entity_id, why in {"7": "no migration", "8": "of another node"}.items():
             self.counts.failed.starts[entity_id] = FailedStart(0.0, 1, why, unreadable=True)

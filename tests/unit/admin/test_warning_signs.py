@@ -153,6 +153,14 @@ SIGNS: list[tuple[Sign, list[tuple[str, str, str]]]] = [
         [("queue-aside", KIND, C)],
     ),
     (
+        lambda p: update(member(p, 2), projections={KIND: [2, 5.0], "fine": [0, 59.0]}),
+        [("projection-stopped", KIND, C)],
+    ),
+    (
+        lambda p: update(member(p, 2), projections={KIND: [0, 61.0]}),
+        [("projection-behind", KIND, C)],
+    ),
+    (
         lambda p: outboxes(p, 61.0, 60.0),
         [("outbox-stuck", "cluster", "outbox-0")],
     ),

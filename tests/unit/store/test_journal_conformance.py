@@ -13,11 +13,12 @@ from shardbus.store.redis import RedisStore
 from shardbus.store.sqlite import SqliteStore
 from shardbus.testing import JournalSuite
 from shardbus.testing.store_suite import StoreFactory
+from tests.unit.entities.scan_suite import ScanSuite
 from tests.unit.store.store_suite import LONG_S
 from tests.waiting import PATIENCE_S
 
 
-class TestJournals(JournalSuite):
+class TestJournals(JournalSuite, ScanSuite):
     @pytest.fixture(params=["memory", "sqlite", "fakeredis", "guarded"])
     def store_factory(self, request: pytest.FixtureRequest, tmp_path: Path) -> StoreFactory:
         match request.param:
