@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from shardbus.errors import ConfigError
 from shardbus.routing.paths import child_id
 from shardbus.wire.stored_events import EventCodec
@@ -26,8 +28,7 @@ class NoState:
     """The state of a part whose class declares none: it only has the number of its last event."""
 
 
-@dataclass(slots=True)
-class EventPlace:
+class EventPlace(msgspec.Struct):
     """The place of one object of a part in the journal of its source."""
 
     handled: int
@@ -36,8 +37,7 @@ class EventPlace:
     """The number of the event whose handler runs, 0 while none does."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProjectedEvents:
+class ProjectedEvents(msgspec.Struct, frozen=True):
     """The events that a projection handles."""
 
     source: str

@@ -27,8 +27,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 from shardbus.entities.activation import Activation, Message, Shard
 from shardbus.entities.entity_type import EntityType, Invoker
@@ -80,8 +81,7 @@ BATCH = 100
 """Events that are handled before a save, at most."""
 
 
-@dataclass(slots=True)
-class ProjectionCounts:
+class ProjectionCounts(msgspec.Struct):
     """Counts, for metrics."""
 
     handled: int = 0

@@ -41,9 +41,10 @@ Source: docs/how-to/event-sourcing.md; S2.74.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias, assert_never
+
+import msgspec
 
 from shardbus.backoff import doubling
 from shardbus.transitions import following
@@ -110,16 +111,14 @@ TRANSITIONS: dict[tuple[PartState, Trigger], PartState] = {
 # Into the machine.
 
 
-@dataclass(frozen=True, slots=True)
-class News:
+class News(msgspec.Struct, frozen=True):
     """The journal of an entity in this shard may have events that its part has not handled."""
 
     shard: str
     source_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Handled:
+class Handled(msgspec.Struct, frozen=True):
     """Answer to HandleEvents: the events up to this number are handled, and that is stored. `more`:
     the journal had later ones."""
 
@@ -128,15 +127,13 @@ class Handled:
     more: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Waits:
+class Waits(msgspec.Struct, frozen=True):
     """Answer to HandleEvents: no event is handled now, because earlier deliveries wait."""
 
     source_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True):
     """Answer to HandleEvents: it has failed at the event of this number, 0 if none was reached. Not
     `raised`: the store did not answer, or the part has left memory."""
 
@@ -146,15 +143,13 @@ class Failed:
     raised: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Retry:
+class Retry(msgspec.Struct, frozen=True):
     """Let this part try again at once; without an id, all that have failed."""
 
     source_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ShardGone:
+class ShardGone(msgspec.Struct, frozen=True):
     """A shard has left this node: forget its parts."""
 
     shard: str
@@ -166,8 +161,7 @@ Event: TypeAlias = News | Handled | Waits | Failed | Retry | ShardGone
 # Out of it.
 
 
-@dataclass(frozen=True, slots=True)
-class HandleEvents:
+class HandleEvents(msgspec.Struct, frozen=True):
     """Let this part handle events. `single`: one event only, because one has failed. Answer:
     Handled, Waits or Failed."""
 
@@ -176,8 +170,7 @@ class HandleEvents:
     single: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ScanAgain:
+class ScanAgain(msgspec.Struct, frozen=True):
     """Too many parts are behind: scan the journals of this shard once there is room."""
 
     shard: str
@@ -186,8 +179,7 @@ class ScanAgain:
 Effect: TypeAlias = HandleEvents | ScanAgain
 
 
-@dataclass(slots=True)
-class Part:
+class Part(msgspec.Struct):
     """A part that is not caught up."""
 
     shard: str

@@ -23,9 +23,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from itertools import count
 from random import Random
+
+import msgspec
 
 from shardbus.bounds import EPOCH_MAX, EPOCH_SHIFT
 from shardbus.errors import StaleFence, StoreError
@@ -52,11 +53,10 @@ ShardOf = Callable[[str], str]
 """Returns the shard of an entity's id."""
 
 
-@dataclass(frozen=True, slots=True)
-class SelfActing:
+class SelfActing(msgspec.Struct, frozen=True):
     """The types of one table whose entities work without messages."""
 
-    reminds: Mapping[str, ShardOf] = field(default_factory=dict)
+    reminds: Mapping[str, ShardOf] = msgspec.field(default_factory=dict)
     """Those that set reminders, with their shard functions."""
     followed: Collection[str] = ()
     """Those whose events a projection handles."""
