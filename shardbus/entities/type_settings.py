@@ -54,7 +54,20 @@ def settings_by_type(
             chosen[name] = _settings_of(name, kind, settings)
         else:
             chosen[name] = _settings_within(name, kind, settings, parent.name, chosen[parent.name])
+        if kind.events is not None or kind.projection is not None:
+            chosen[name] = _without_ttl(name, settings, chosen[name])
     return chosen
+
+
+def _without_ttl(name: str, settings: Settings, chosen: ShardingSettings) -> ShardingSettings:
+    """Return settings by which no state is removed: it has the number of an event, and the events
+    before it may be removed. `sharding.state_ttl` is for the other types."""
+    if settings.sharding.types.get(name, {}).get("state_ttl"):
+        raise ConfigError(
+            f"sharding.types.{name}.state_ttl: the states of {name!r} have numbers of events",
+            hint="without them, events would be missing or handled again",
+        )
+    return replace(chosen, state_ttl=0.0)
 
 
 def _settings_within(

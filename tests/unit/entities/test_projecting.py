@@ -257,7 +257,9 @@ async def test_the_read_side_is_exact_after_kills_moves_and_failures_of_the_stor
         assert (await bank.total())[0] == total
 
 
-async def test_nothing_is_lost_when_every_node_dies_and_none_gets_a_message() -> None:
+@pytest.mark.parametrize("end", ["kill", "leave"])
+async def test_nothing_is_lost_when_every_node_ends_and_none_gets_a_message(end: str) -> None:
+    """Shards of nodes that died have homes at once; those of nodes that left have none."""
     app = declared()
     async with TestCluster(app.bus, nodes=2, seed=5) as cluster:
         client = cluster.client()
@@ -266,7 +268,7 @@ async def test_nothing_is_lost_when_every_node_dies_and_none_gets_a_message() ->
             await client.ref(app.Account, "ada").deposit(n)
             await client.ref(app.Account, "bob").deposit(n)
         for node in list(cluster.nodes):
-            await cluster.kill(node)
+            await (cluster.kill(node) if end == "kill" else cluster.leave(node))
         app.outside.fails.clear()
         await cluster.add()
         await cluster.advance(60)
@@ -381,7 +383,8 @@ async def test_a_save_of_a_handler_keeps_the_number_of_the_last_event() -> None:
         await cluster.advance(5)
         ada = client.ref(app.Statement, "ada/statement")
         await ada.saved()
-        await ada.saved.deliver()
+        assert number_of(cluster, "ada/statement") == 2
+        await ada.numbers.deliver()  # its home saves the record of the delivery
         assert number_of(cluster, "ada/statement") == 2
         await cluster.kill(cluster.nodes[0])
         await cluster.add()
@@ -402,6 +405,50 @@ async def test_a_journal_that_ends_before_the_last_handled_event_is_reported() -
         await cluster.advance(300)
         [(_, part)] = cluster.nodes[0]._host("statement").runner.projecting.failing(10)
         assert "the journal ends with event 1, and 3 are handled" in part.error
+
+
+@dataclass(frozen=True)
+class Walked:
+    metres: int
+
+
+async def test_upcasters_apply_and_an_unknown_event_stops_its_part() -> None:
+    bus, met = ShardBus("own"), []
+
+    @bus.entity(name="walker")
+    class Walker(EventSourced):
+        state: Balance
+
+        @event(version=2, name="Walked")
+        def walked(self, event: Walked) -> None:
+            self.state.amount += event.metres
+
+        @handler
+        async def walk(self, metres: int) -> None:
+            await self.persist(Walked(metres))
+
+    @bus.projection(of=Walker, name="walks")
+    class Walks(Projection):
+        attempts = 2
+
+        @event
+        def walked(self, event: Walked) -> None:
+            met.append(event.metres)
+
+    bus.upcast(Walker, Walked, 1)(lambda value: {"metres": 1000 * value["kilometres"]})
+    async with TestCluster(bus, nodes=1, seed=1) as cluster:
+        await cluster.client().ref(Walker, "a").walk(5)
+        await cluster.advance(2)
+        entries = cluster.store._server.data.journals["walker", "a"].entries
+        entries.append(b"\x93\xa6Walked\x01\x81\xaakilometres\x02")
+        entries.append(b"\x93\xa3Fly\x01\x80")
+        projecting = cluster.nodes[0]._host("walks").runner.projecting
+        projecting.claim_again()
+        await cluster.advance(60)
+        assert once(met) == [5, 2000]
+        [(source, part)] = projecting.failing(10)
+        assert (source, part.state.value, part.number) == ("a", "stopped", 3)
+        assert "event 3 of walker 'a' (Fly, version 1): no fold takes this event" in part.error
 
 
 @dataclass(frozen=True)
