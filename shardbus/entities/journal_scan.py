@@ -13,7 +13,7 @@ and the number of its journals in short reads, `AT_ONCE` of them at a time. If t
 pass goes on at the same page after a pause.
 
 Stores list journals by type, not by shard. So the cost of a move grows with all journals of the
-type: 1,000 pages for a million.
+type: 2,000 pages for a million.
 
 Source: docs/how-to/event-sourcing.md.
 """

@@ -8,8 +8,8 @@
 **Effects once.** The record of a part is its state with the number of the last event that is in it,
 written in one save under the shard's fence. So an event changes the state once, and a message that
 a handler delivers (`self.deliver`) is stored with it. Effects elsewhere happen at least once: the
-handlers run again for the events after the last save, at most `BATCH`, and after a failure for one
-event at most. `self.event_number` is the same each time.
+handlers run again for the events after the last save: at most `BATCH` or those of a second, and
+after a failure for one event. `self.event_number` is the same each time.
 
 **In order, in one place.** A part is an entity, so it has one activation, and works at one message
 at a time. It reads the journal from the store, never from the memory of its source, so it handles
@@ -79,6 +79,8 @@ ORDER_S = 4.0
 """Seconds for which an operator's message is waited for."""
 BATCH = 100
 """Events that are handled before a save, at most."""
+BATCH_S = 1.0
+"""Seconds after which no further event is handled before a save."""
 
 
 class ProjectionCounts(msgspec.Struct):
@@ -323,9 +325,9 @@ class Projecting:
         )
         missing = self._missing(activation, place, page)
         handlers, codec, passed = self.events.handlers, self.events.codec, 0
-        end = page.end
+        end, until = page.end, self._host.loop.time() + BATCH_S
         for number, entry in enumerate(page.entries, page.first):
-            if self._sends_wait(activation):
+            if self._sends_wait(activation) or self._has_worked(activation, until):
                 end = number - 1
                 break
             place.current = number
@@ -345,6 +347,10 @@ class Projecting:
             self.counts.handled += end - page.first + 1
             self.counts.passed += passed
         return page.last
+
+    def _has_worked(self, activation: Activation, until: float) -> bool:
+        """True if the time of a batch is over, or the part is to stop."""
+        return activation.stopping is not None or self._host.loop.time() >= until
 
     def _sends_wait(self, activation: Activation) -> bool:
         """True if half of the room for the part's own deliveries is used."""

@@ -3,6 +3,7 @@ and no death, outage, move or failure loses one or skips one silently."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -35,6 +36,11 @@ class Deposited:
 @dataclass(frozen=True)
 class Withdrawn:
     amount: int
+
+
+@dataclass(frozen=True)
+class Walked:
+    metres: int
 
 
 @dataclass
@@ -303,6 +309,56 @@ async def test_an_event_that_fails_is_never_skipped_and_stops_its_own_part_alone
         assert projecting.failing(10) == []
 
 
+async def test_a_store_that_was_away_for_long_stops_nothing() -> None:
+    app = declared()
+    async with TestCluster(app.bus, nodes=1, seed=10) as cluster:
+        client = cluster.client()
+        await client.ref(app.Account, "ada").deposit_all([1, 2])
+        cluster.store.stop()
+        await cluster.advance(1000)
+        cluster.store.start()
+        await cluster.advance(60)
+        assert app_lines(cluster, "ada") == [1, 2]
+        assert once(app.outside.rows["ada"]) == [1, 2]
+        assert cluster.nodes[0]._host("statement").runner.projecting.parts.behind == 0
+
+
+async def test_long_work_is_stored_once_a_second() -> None:
+    bus, met = ShardBus("own"), []
+
+    @bus.entity(name="walker", shards=10)
+    class Walker(EventSourced):
+        state: Balance
+
+        @event
+        def walked(self, event: Walked) -> None:
+            self.state.amount += event.metres
+
+        @handler
+        async def walk(self, times: int) -> None:
+            await self.persist(*[Walked(1)] * times)
+
+    @bus.projection(of=Walker, name="walks")
+    class Walks(Projection):
+        @event
+        async def walked(self, event: Walked) -> None:
+            await asyncio.sleep(0.3)
+            met.append(self.event_number)
+
+    async with TestCluster(bus, nodes=2, seed=1) as cluster:
+        client = cluster.client()
+        await client.ref(Walker, "a").walk(30)
+        await cluster.advance(3)
+        assert 6 <= number_of(cluster, "a/walks", "walks") <= len(met)
+        home = cluster.where(Walker, "a")
+        assert home is not None
+        await cluster.kill(home)
+        await cluster.advance(60)
+        assert number_of(cluster, "a/walks", "walks") == 30
+        assert once(met) == list(range(1, 31))
+        assert len(met) <= 30 + 4, "events of a second at most are handled again"
+
+
 async def test_removal_of_events_waits_for_each_projection() -> None:
     app = declared(snapshot_after=5, events_kept=1)
     async with TestCluster(app.bus, nodes=1, seed=4) as cluster:
@@ -405,11 +461,6 @@ async def test_a_journal_that_ends_before_the_last_handled_event_is_reported() -
         await cluster.advance(300)
         [(_, part)] = cluster.nodes[0]._host("statement").runner.projecting.failing(10)
         assert "the journal ends with event 1, and 3 are handled" in part.error
-
-
-@dataclass(frozen=True)
-class Walked:
-    metres: int
 
 
 async def test_upcasters_apply_and_an_unknown_event_stops_its_part() -> None:
