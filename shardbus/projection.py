@@ -102,7 +102,7 @@ class Projection(Entity):
         place = place_of(self)
         if place.current:
             raise ConfigError(
-                f"{type(self).__name__} saves while it handles an event",
+                f"{type(self).__name__} calls save while it handles an event",
                 hint="change self.state; it is stored with the number of the event",
             )
         codec: StateCodec = self.__shardbus_states__  # type: ignore[attr-defined]

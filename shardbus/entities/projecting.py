@@ -466,8 +466,8 @@ class Projecting:
             page = await self._journals.read(self.events.source, shard, source_id, 0, 0)
             gone = page.first - 1
             if gone and not missing:
-                text = f"the first {gone} events of {source_id!r:.100} are removed: its state"
-                raise Refused(f"{text} would be without them", hint="say --missing to go on")
+                text = f"the events of {source_id!r:.100} before number {page.first} are removed"
+                raise Refused(f"{text}: its state would be without them", hint="say --missing to go on")
             entity.state = self._states.cls()
             await self._save(entity, 0)
             return gone

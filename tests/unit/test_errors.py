@@ -43,6 +43,7 @@ SITES = {
     "entities/deliveries": {"SchemaError": 1},
     "entities/event_log": {"StateUnreadable": 1},
     "entities/host": {"Unhandled": 1},
+    "entities/projecting": {"AskTimeout": 1, "StateUnreadable": 1},
     "entities/reminding": {"AskTimeout": 1, "StateUnreadable": 1},
     "entities/runner": {"EntityFailed": 4, "MailboxFull": 1, "Unhandled": 1},
     "entities/running_handlers": {"ReentrancyError": 1},
