@@ -11,9 +11,7 @@ Source: B.20-B.22.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-
-import msgspec
-from msgspec.structs import replace
+from dataclasses import dataclass, field, replace
 
 from shardbus.ids import Address, NodeId
 from shardbus.membership.downing.split import Decision, survey
@@ -34,7 +32,8 @@ BESIDE_MEMBERS = ("leader", "converged", "epochs", "meta")
 """The fields of a view that say nothing about a member's state."""
 
 
-class MembershipView(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class MembershipView:
     """The cluster as this node sees it now. Tuples are in address order."""
 
     me: NodeId
@@ -52,10 +51,10 @@ class MembershipView(msgspec.Struct, frozen=True):
     (`downing.links`). A member that only a node without any working link reports is none."""
     leader: NodeId | None = None
     converged: bool = False
-    epochs: Mapping[str, int] = msgspec.field(default_factory=dict)
+    epochs: Mapping[str, int] = field(default_factory=dict)
     """The highest coordinator epoch known, per entity type, and the epoch of decisions by lease
     (`downing.split.EPOCHS`)."""
-    meta: Mapping[str, bytes] = msgspec.field(default_factory=dict)
+    meta: Mapping[str, bytes] = field(default_factory=dict)
     """Bytes that the application has written, by name."""
 
     def member(self, node: NodeId) -> Member | None:
@@ -127,119 +126,138 @@ def _doubtful(gossip: Gossip, me: NodeId) -> tuple[NodeId, ...]:
     return tuple(n for n in gossip.members if n != me and (n in split.cut or n in split.broken))
 
 
-class MemberJoined(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class MemberJoined:
     """A node is Joining."""
 
     member: Member
 
 
-class MemberWeaklyUp(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class MemberWeaklyUp:
     """A member works, though the cluster has not converged on it."""
 
     member: Member
 
 
-class MemberUp(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class MemberUp:
     """A member is Up."""
 
     member: Member
 
 
-class MemberPreparingForShutdown(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class MemberPreparingForShutdown:
     """A member stops with the whole cluster."""
 
     member: Member
 
 
-class MemberReadyForShutdown(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class MemberReadyForShutdown:
     """All nodes have seen that the whole cluster stops; the member's process ends."""
 
     member: Member
 
 
-class MemberLeaving(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class MemberLeaving:
     """A member leaves gracefully."""
 
     member: Member
 
 
-class MemberExiting(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class MemberExiting:
     """A member is about to be removed gracefully."""
 
     member: Member
 
 
-class MemberDowned(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class MemberDowned:
     """A member was declared Down."""
 
     member: Member
 
 
-class MemberRemoved(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class MemberRemoved:
     """A member is removed for good. `member` is as it was last known."""
 
     member: Member
 
 
-class UnreachableMember(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class UnreachableMember:
     """Some observer cannot reach this member."""
 
     member: Member
     terminated: bool
 
 
-class QuarantinedMember(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class QuarantinedMember:
     """This member answers, but messages that must arrive did not reach it. Its process must
     restart."""
 
     member: Member
 
 
-class ReachableMember(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ReachableMember:
     """Every observer of this member reaches it again."""
 
     member: Member
 
 
-class ServiceChanged(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ServiceChanged:
     """An operator has opened, cordoned or drained this member."""
 
     member: Member
 
 
-class LeaderChanged(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class LeaderChanged:
     """Another node is the leader."""
 
     leader: NodeId | None
 
 
-class RoleLeaderChanged(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class RoleLeaderChanged:
     """Another member is the leader among those with this role."""
 
     role: str
     leader: NodeId | None
 
 
-class ConvergenceChanged(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ConvergenceChanged:
     """All nodes have the same version, or not any more."""
 
     converged: bool
 
 
-class MetaChanged(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class MetaChanged:
     """The application has written these bytes."""
 
     name: str
     data: bytes
 
 
-class SelfStarved(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class SelfStarved:
     """This node's own timer was late by `seconds`: its process or its machine lacked CPU time."""
 
     seconds: float
 
 
-class NodeStarved(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class NodeStarved:
     """A member reports that its timers were late by `seconds`: it lacks CPU time and is not
     dead."""
 
@@ -247,7 +265,8 @@ class NodeStarved(msgspec.Struct, frozen=True):
     seconds: float
 
 
-class SlowHeartbeat(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class SlowHeartbeat:
     """A heartbeat's reply took nearly the time that would have made the member
     unreachable."""
 
@@ -255,7 +274,8 @@ class SlowHeartbeat(msgspec.Struct, frozen=True):
     seconds: float
 
 
-class OtherCluster(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class OtherCluster:
     """A cluster of this one's name that a seed is in. `node`: the seed's node. `reason`: why this
     node could not be in that cluster; empty if it could, had it joined there. `writes`: it is no
     seed, but a node that this node's store names."""
@@ -266,19 +286,22 @@ class OtherCluster(msgspec.Struct, frozen=True):
     writes: bool = False
 
 
-class OtherClustersChanged(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class OtherClustersChanged:
     """Seeds of this node are in other clusters; none is any more, if there are no clusters here."""
 
     clusters: tuple[OtherCluster, ...]
 
 
-class DowningDecided(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class DowningDecided:
     """A split was decided. The decision carries its reason."""
 
     decision: Decision
 
 
-class HandlingSuspended(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class HandlingSuspended:
     """This node's entities handle no messages: it lost contact to the members that its strategy
     requires. `silent`: the members without contact."""
 
@@ -286,13 +309,15 @@ class HandlingSuspended(msgspec.Struct, frozen=True):
     silent: tuple[NodeId, ...]
 
 
-class HandlingResumed(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class HandlingResumed:
     """This node's entities handle messages again, after `seconds`."""
 
     seconds: float
 
 
-class RivalCluster(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class RivalCluster:
     """The state store holds the claim of another cluster of this name: two use one store.
     `addresses`: its members, empty if they are not known. `gone`: this cluster has the claim
     again."""
@@ -301,7 +326,8 @@ class RivalCluster(msgspec.Struct, frozen=True):
     gone: bool = False
 
 
-class FoundingWaits(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class FoundingWaits:
     """This node founds no cluster yet, because another one has, or had, the store's claim. `reason`
     completes the sentence that starts with the node."""
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from shardbus.bounds import EPOCH_SHIFT
-from shardbus.shells.reminded_shards import RemindedShards
+from shardbus.shells.reminded_shards import RemindedShards, SelfActing
 from shardbus.store.protocol import Reminders, Save, StateStore, StoredTable
 from shardbus.store.replicated import ReplicatedStore
 from shardbus.store.transfer import Imported, Importer, StoredEntity
@@ -50,6 +50,9 @@ async def remind(store: ReplicatedStore, shards: int, fence: int) -> None:
     assert await store.save_states(saves) == [None] * len(NAMES)
 
 
+ALARMS_IN_7 = SelfActing({"alarm": lambda one: shard_of(one, 7)})
+
+
 async def test_they_follow_another_number_of_shards_though_the_first_attempt_ends(
     replicas: Replicas, store: ReplicatedStore
 ) -> None:
@@ -60,7 +63,7 @@ async def test_they_follow_another_number_of_shards_though_the_first_attempt_end
     other = replicas.store()
     await other.start()
     for each in (store, other):
-        moving = RemindedShards(each, lambda: {"alarm": lambda one: shard_of(one, 7)}, list)
+        moving = RemindedShards(each, lambda: ALARMS_IN_7, list)
         if each is store:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.01):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import asdict, is_dataclass
+from typing import Any, get_args
 
 import pytest
 
@@ -12,6 +13,7 @@ from shardbus.membership.reachability import Flag, ObserverRow, Reachability
 from shardbus.membership.view import (
     ARRIVALS,
     ConvergenceChanged,
+    DomainEvent,
     MembershipView,
     MetaChanged,
     RoleLeaderChanged,
@@ -199,3 +201,10 @@ def test_views_show_the_same_members_unless_a_members_state_differs(name: str) -
     other: Any = {"leader": A, "converged": True, "epochs": {"x": 1}, "meta": {"x": b""}}
     after = replace(before, **{name: other.get(name, (B,))})
     assert after.same_members(before) is (name in other)
+
+
+def test_an_application_may_read_a_view_and_its_events_as_dataclasses() -> None:
+    """Frameworks make JSON of dataclasses, and `dataclasses.asdict` a dict."""
+    shown = view_of(TWO, A)
+    assert asdict(shown)["members"] == tuple(map(asdict, shown.members))
+    assert all(is_dataclass(cls) for cls in get_args(DomainEvent))
