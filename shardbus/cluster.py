@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shardbus.config.settings import Settings
-from shardbus.errors import ConfigError, NodeLost
+from shardbus.errors import NodeLost
 from shardbus.ids import NodeId
-from shardbus.membership.gossip import META_BYTES_MAX, META_NAME_MAX
+from shardbus.membership.commands import check_meta
 from shardbus.membership.member import Member, Service, Status
 from shardbus.membership.view import (
     ConvergenceChanged,
@@ -53,7 +53,6 @@ from shardbus.membership.view import (
 from shardbus.node.rpc import NodeRpc
 from shardbus.node.shutdown_phases import Phases
 from shardbus.node.subscriptions import Subscription, Subscriptions
-from shardbus.quantities import counted
 from shardbus.sharding import events as sharding_events
 from shardbus.sharding.messages import PartitionChange, TableState
 from shardbus.sharding.region.table_gossip import TableGossip, TableVersion
@@ -227,14 +226,10 @@ class Cluster:
         that seldom change, under at most 64 names.
 
         Raises:
-            ConfigError: the name is over 128 characters, or the data over 4096 bytes.
+            ConfigError: the name is no text of 1 to 128 characters that UTF-8 can encode, or the
+                data no `bytes`, or over 4096 of them.
         """
-        if not 0 < len(name) <= META_NAME_MAX or len(data) > META_BYTES_MAX:
-            raise ConfigError(
-                f"meta {name[:40]!r} of {counted(len(data), 'byte')}: a name has 1 to "
-                f"{META_NAME_MAX} characters, its value at most {META_BYTES_MAX} bytes"
-            )
-        self._node.write_meta(name, data)
+        self._node.write_meta(*check_meta(name, data))
 
 
 def _partition_table(state: TableState) -> PartitionTable:

@@ -111,21 +111,39 @@ class NodeId(NamedTuple):
         return cls(*Address.parse(address), number)
 
 
+def check_text(what: str, value: object) -> str:
+    """Return `value` as a plain `str` if UTF-8 can encode it. `what` names it for the error.
+
+    Raises:
+        ConfigError: it is no text, or has a lone surrogate.
+    """
+    if not isinstance(value, str):
+        raise ConfigError(f"{what} must be a str, not {type(value).__name__}")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f"{what} {_shown(value)} is not valid Unicode") from None
+    return value if type(value) is str else str.__str__(value)
+
+
 def check_id(what: str, value: str) -> str:
-    """Return `value` if it is a valid id. `what` names the kind of id for the error.
+    """Return `value`, as a plain `str`, if it is a valid id. `what` names the kind of id for the
+    error.
 
     Raises:
         ConfigError: it is no text, empty, longer than 256 bytes of UTF-8, not encodable, or has a
             control character.
     """
-    if not isinstance(value, str):
-        raise ConfigError(f"{what} must be a str, not {type(value).__name__}")
-    if 0 < len(value) <= ID_BYTES_MAX and value.isascii() and value.isprintable():
+    if (
+        type(value) is str
+        and 0 < len(value) <= ID_BYTES_MAX
+        and value.isascii()
+        and value.isprintable()
+    ):
         return value
-    try:
-        size = len(value.encode())
-    except UnicodeEncodeError:
-        raise ConfigError(f"{what} {_shown(value)} is not valid Unicode") from None
+    value = check_text(what, value)
+    size = len(value.encode())
     if not 0 < size <= ID_BYTES_MAX:
         raise ConfigError(
             f"{what} must have 1 to {ID_BYTES_MAX} bytes of UTF-8, this one has {size}"

@@ -21,7 +21,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import assert_never
 
-from shardbus.ids import NodeId
+from shardbus.errors import ConfigError
+from shardbus.ids import NodeId, check_text
 from shardbus.membership import events as ev
 from shardbus.membership.gossip import (
     EPOCHS_MAX,
@@ -139,13 +140,32 @@ def _record_epochs(gossip: Gossip, me: NodeId, epochs: Mapping[str, int]) -> tup
 
 def _set_meta(gossip: Gossip, me: NodeId, name: str, data: bytes) -> tuple[Gossip, str]:
     known = gossip.meta
+    try:
+        name, data = check_meta(name, data)
+    except ConfigError as error:
+        return gossip, error.message
     if me not in gossip.members:
         return gossip, "this node is no member yet"
     if name not in known and len(known) >= META_MAX:
         return gossip, f"there are {META_MAX} names of meta already"
-    if not 0 < len(name) <= META_NAME_MAX or len(data) > META_BYTES_MAX:
-        return gossip, (
-            f"meta {name[:40]!r} of {counted(len(data), 'byte')}: a name has 1 to {META_NAME_MAX} "
+    return gossip.with_meta(me, name, data), ""
+
+
+def check_meta(name: object, data: object) -> tuple[str, bytes]:
+    """Return a name and its bytes if the gossip can carry them.
+
+    Raises:
+        ConfigError: one of them is of another type, not encodable, or too long.
+    """
+    text = check_text("the name of meta", name)
+    if not isinstance(data, bytes):
+        raise ConfigError(
+            f"meta {text[:40]!r} must be bytes, not {type(data).__name__}",
+            hint="encode it: text.encode(), or json.dumps(value).encode()",
+        )
+    if not 0 < len(text) <= META_NAME_MAX or len(data) > META_BYTES_MAX:
+        raise ConfigError(
+            f"meta {text[:40]!r} of {counted(len(data), 'byte')}: a name has 1 to {META_NAME_MAX} "
             f"characters, its value at most {META_BYTES_MAX} bytes"
         )
-    return gossip.with_meta(me, name, data), ""
+    return text, bytes(data)

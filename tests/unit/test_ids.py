@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardbus.errors import ConfigError
-from shardbus.ids import Address, NodeId, check_id, shard_of
+from shardbus.ids import Address, NodeId, check_id, check_text, shard_of
 
 
 @pytest.mark.parametrize(
@@ -116,3 +116,27 @@ def test_an_error_shows_the_begin_of_a_long_text() -> None:
         with pytest.raises(ConfigError) as refused:
             read("\udcff" * 100_000)
         assert len(str(refused.value)) < 1_000
+
+
+class Name(str):
+    """A text of an application's own class, which no encoder takes."""
+
+    __slots__ = ()
+
+
+@pytest.mark.parametrize("text", ["", "a", "\n", "é", "\U0001f600", "x" * 1000])
+@pytest.mark.parametrize("kind", [str, Name])
+def test_a_text_that_can_be_sent_is_a_plain_one(text: str, kind: type[str]) -> None:
+    checked = check_text("a text", kind(text))
+    assert (type(checked), checked) == (str, text)
+
+
+@pytest.mark.parametrize("value", [b"a", None, 1, "\ud800", "a\udfff", Name("\udc80")])
+def test_a_text_that_cannot_be_sent_is_refused(value: object) -> None:
+    with pytest.raises(ConfigError, match="^a text"):
+        check_text("a text", value)
+
+
+@pytest.mark.parametrize("text", ["a", "é"])
+def test_an_id_of_a_class_of_texts_is_a_plain_one(text: str) -> None:
+    assert type(check_id("an id", Name(text))) is str

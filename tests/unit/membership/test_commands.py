@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from shardbus.errors import ConfigError
 from shardbus.ids import NodeId
 from shardbus.membership import events as ev
-from shardbus.membership.commands import apply_command
+from shardbus.membership.commands import apply_command, check_meta
 from shardbus.membership.gossip import EPOCHS_MAX, Gossip
 from shardbus.membership.member import Status, age_order
 from tests.records import replace
@@ -52,6 +55,28 @@ def test_what_an_operator_downs_is_kept_down_also_after_its_removal() -> None:
     assert gone.pruned(6.0).kept_down == frozenset()
     removed, _ = apply_command(before, A, ev.Remove(b), 0.0)
     assert removed.kept_down == {b}
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("rate", "1.09"), ("rate", bytearray(b"1")), ("rate", None), ("rate\ud800", b"1"),
+        (b"rate", b"1"), (None, b"1"), ("", b"1"), ("n" * 129, b"1"), ("n", b"x" * 4097),
+    ],
+)  # fmt: skip
+def test_S3_34_meta_that_gossip_cannot_carry_is_refused(name: Any, data: Any) -> None:
+    with pytest.raises(ConfigError):
+        check_meta(name, data)
+    before = aged(a=Status.UP)
+    after, refusal = apply_command(before, A, ev.SetMeta(name, data), 0.0)
+    assert after is before
+    assert refusal, "a node that is handed it all the same goes on"
+
+
+def test_S3_34_meta_of_a_class_of_texts_is_kept_as_a_plain_one() -> None:
+    name, data = check_meta(type("Name", (str,), {})("rate é"), type("B", (bytes,), {})(b"1"))
+    assert (type(name), type(data)) == (str, bytes)
+    assert (name, data) == ("rate é", b"1")
 
 
 def test_the_only_working_member_keeps_its_age() -> None:
