@@ -294,6 +294,9 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ("replica_child", "the replica %s; it is started again in %g s"): _event(
         "replica_ended", "how seconds"
     ),
+    ("replica_links", "a call of this store cannot be sent: %s"): _event(
+        "store_call_not_sent", "error"
+    ),
     ("replica_child", "the replica cannot be started: %s"): _event("replica_not_started", "error"),
     ("server_watch", "%s"): _event("store_settings"),
     ("server_watch", "the store %s was not probed"): _event("server_not_probed", "store"),

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from shardbus.errors import ConfigError
+from shardbus.ids import check_text
 from shardbus.replication.versions import (
     AMOUNT_MAX,
     COUNTER,
@@ -156,7 +157,7 @@ def _name(name: object) -> str:
         raise ConfigError(
             f"a {type(name).__name__} is no name: a field of a replicated map has a text"
         )
-    return name
+    return check_text("the name of a field", name)
 
 
 def _amount(amount: object) -> int:
@@ -318,7 +319,7 @@ class Map:
 
     def set(self, name: str, value: object) -> Map:
         """Put the value of a name."""
-        data = encoded(value)
+        name, data = _name(name), encoded(value)
         self.remove(name)
         self.changes.add(name, data)
         return self
@@ -345,8 +346,9 @@ class MultiMap:
 
     def add(self, name: str, *elements: Element) -> MultiMap:
         """Add elements to the set of a name."""
+        name = _name(name)
         for data in map(encoded_element, elements):
-            self.changes.renew(_name(name), data)
+            self.changes.renew(name, data)
         return self
 
     def remove(self, name: str, *elements: Element) -> MultiMap:

@@ -27,6 +27,7 @@ from operator import is_
 
 import msgspec
 
+from shardbus.error_text import described
 from shardbus.guarded_log import GuardedLog
 from shardbus.ids import Address
 from shardbus.replication.messages import AcceptChange, AcceptValue, MergeValue, TakeChange
@@ -36,6 +37,7 @@ from shardbus.replication.values import growth_of, length_of
 from shardbus.transport.network import Connection, Network
 from shardbus.wire.disk_frames import decode_disk_answer, encode_disk_request
 from shardbus.wire.replica_frames import (
+    Numbered,
     ReplicaFrame,
     ShownBody,
     cluster_mark,
@@ -141,7 +143,8 @@ class ReplicaLinks:
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop
         self.dropped = 0
-        """Frames that no connection took, and answers that could not be read."""
+        """Frames that no connection took, calls that have no bytes, and answers that could not be
+        read."""
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin to connect."""
@@ -289,10 +292,22 @@ class ReplicaLinks:
             last = place + 1 == len(calls)
             if last or weight > CALL_BYTES or calls[place + 1].ring != call.ring:
                 part = calls[begin : place + 1]
-                body = encode_call((each.number, each.request) for each in part)
-                frames.append((encode_head(ReplicaFrame.CALL, self._mark, call.ring), body))
+                if body := self._body(part):
+                    frames.append((encode_head(ReplicaFrame.CALL, self._mark, call.ring), body))
                 begin, weight = place + 1, 0
         return frames
+
+    def _body(self, calls: list[StoreCall]) -> bytes:
+        """Return calls as bytes, empty if there are none. One that cannot be encoded is left out,
+        so that it harms no other."""
+        requests = [(call.number, call.request) for call in calls]
+        try:
+            return encode_call(requests)
+        except Exception as error:
+            encodable = [request for request in requests if is_encodable(request)]
+            self.dropped += len(requests) - len(encodable)
+            log.error("a call of this store cannot be sent: %s", described(error))
+        return encode_call(encodable) if encodable else b""
 
     # ---- arrivals
 
@@ -385,6 +400,15 @@ class ReplicaLinks:
             if link.up and asks:
                 link.connection.send(encode_head(ReplicaFrame.ASK, self._mark), b"")
         self._timer = self._loop.call_later(HELLO_S, self._tick)
+
+
+def is_encodable(request: Numbered) -> bool:
+    """True if a request has bytes."""
+    try:
+        encode_call([request])
+    except Exception:
+        return False
+    return True
 
 
 def addresses_of(ring: ReplicaRing) -> list[Address]:

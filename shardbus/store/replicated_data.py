@@ -17,6 +17,7 @@ Source: docs/how-to/replicated-values.md; S3.81-S3.89, B.133.
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -112,14 +113,15 @@ class SharedValues:
         """Read a value of a kind, from `r` replicas; call `change` with it, once; and write the
         changes that it has made, to `w` replicas. Returns the value with them.
 
-        `change` is a plain function, which calls methods of its argument."""
+        `change` is a plain function, which calls methods of its argument. One that is async, or a
+        generator, has not run when it returns: ConfigError."""
         if kind not in LETTERS:
             names = ", ".join(sorted(cls.__name__ for cls in LETTERS))
             raise ConfigError(f"{kind!r:.60} is no kind of value", hint=f"kinds are {names}")
         self._level("w", w)
         value = await self._read(key, r)
         view = kind(value)
-        change(view)
+        refuse_unfinished(change(view))
         changes = view.changes.change()
         if changes is not None:
             value = await self._write(key, changes, w)
@@ -156,7 +158,7 @@ class SharedValues:
         only the last. It waits while replicas are out of reach, and ends when it is closed."""
         level = self._level("r", r)
         if prefix:
-            check_id("a prefix of keys", prefix)
+            prefix = check_id("a prefix of keys", prefix)
         async with aclosing(self._values.watch(prefix, level)) as changes:
             async for key, value in changes:
                 yield key, versioned(value)
@@ -165,16 +167,16 @@ class SharedValues:
         """Return the keys that begin with `prefix`, as a majority of replicas has them. It looks at
         every key of the store."""
         if prefix:
-            check_id("a prefix of keys", prefix)
+            prefix = check_id("a prefix of keys", prefix)
         return await self._values.keys(prefix)
 
     async def _read(self, key: str, r: Level | None) -> DataValue:
-        check_id("a key", key)
+        key = check_id("a key", key)
         level = self._level("r", r)
         return await self._values.get(key, level)
 
     async def _write(self, key: str, change: DataChange, w: Level | None) -> DataValue:
-        check_id("a key", key)
+        key = check_id("a key", key)
         level = self._level("w", w)
         return await self._values.write(key, self._stamped(change), level)
 
@@ -254,6 +256,21 @@ def _change_of(content: Any) -> DataChange:
     if not all(0 <= disk < 2**63 and 0 < counter < COUNTER_MAX for disk, counter in stamps):
         raise ConfigError("a change has versions that no replica has given")
     return change
+
+
+def refuse_unfinished(result: object) -> None:
+    """Refuse the result of a function that has not run to its end when it returned.
+
+    Raises:
+        ConfigError: it is awaitable, or a generator.
+    """
+    if inspect.iscoroutine(result):
+        result.close()
+    if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise ConfigError(
+            f"change is a plain function, and returned a {type(result).__name__}: it had no effect",
+            hint="do what waits before the update, and change the value in a def without yield",
+        )
 
 
 def _clock(after: object) -> Clock:

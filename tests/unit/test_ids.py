@@ -133,7 +133,7 @@ def test_a_text_that_can_be_sent_is_a_plain_one(text: str, kind: type[str]) -> N
 
 @pytest.mark.parametrize("value", [b"a", None, 1, "\ud800", "a\udfff", Name("\udc80")])
 def test_a_text_that_cannot_be_sent_is_refused(value: object) -> None:
-    with pytest.raises(ConfigError, match="^a text"):
+    with pytest.raises(ConfigError, match="a text"):
         check_text("a text", value)
 
 

@@ -158,6 +158,26 @@ def test_an_aware_datetime_is_a_value() -> None:
     assert Register(stored(Register().set(moment))).value == moment
 
 
+@pytest.mark.parametrize(
+    "name", ["a\ud800", "\udfff", 1, None, b"a"], ids=["half", "other half", "int", "None", "bytes"]
+)
+def test_a_name_that_cannot_be_sent_is_refused(name: Any) -> None:
+    for refuse in (
+        lambda: Map().set(name, 1),
+        lambda: Map().remove(name),
+        lambda: MultiMap().add(name, 1),
+        lambda: MultiMap().remove(name),
+    ):
+        with pytest.raises(ConfigError):
+            refuse()
+
+
+def test_a_name_of_a_class_of_texts_is_written_as_a_plain_one() -> None:
+    name = type("Name", (str,), {})("a")
+    for value in (stored(Map().set(name, 1)), stored(MultiMap().add(name, 1))):
+        assert [type(dot.name) for dot in value.dots] == [str]
+
+
 @pytest.mark.parametrize("element", [[1], {"a": 1}, (1, [2]), 2**70, object()])
 def test_an_element_that_is_not_plain_is_refused(element: Any) -> None:
     for refuse in (Set().add, GrowSet().add, Set().remove):

@@ -12,9 +12,10 @@ from shardbus.config.settings import DataSettings
 from shardbus.data import Counter
 from shardbus.errors import ConfigError, LocalProtocolError
 from shardbus.replication.ring import RingMember, first_ring
+from shardbus.replication.versions import NOTHING
 from shardbus.store.memory import MemoryStore
 from shardbus.store.replicated import ReplicatedStore
-from shardbus.store.replicated_data import warn_of_levels
+from shardbus.store.replicated_data import SharedValues, warn_of_levels
 from shardbus.testing import TestCluster
 
 bus = ShardBus("shop")
@@ -57,3 +58,52 @@ def test_levels_that_do_not_overlap_are_logged(caplog: pytest.LogCaptureFixture)
     assert levels(DataSettings(r="1", w="2"), 3, caplog)
     assert not levels(DataSettings(r="1", w="1"), 1, caplog)
     warn_of_levels(MemoryStore(), DataSettings(r="1", w="1"))
+
+
+class Values(SharedValues):
+    """Values that count the writes and keep none."""
+
+    writes = 0
+
+    @property
+    def _values(self) -> Any:
+        return self
+
+    async def get(self, key: str, *arguments: Any, **named: Any) -> Any:
+        return NOTHING
+
+    async def write(self, *arguments: object) -> Any:
+        self.writes += 1
+        return NOTHING
+
+    def _level(self, name: str, level: object) -> Any:
+        return level
+
+    def _stamped(self, change: Any) -> Any:
+        return change
+
+
+async def add_later(hits: Counter) -> None:
+    hits.add(1)
+
+
+def add_by_steps(hits: Counter) -> Any:
+    yield hits.add(1)
+
+
+async def add_by_later_steps(hits: Counter) -> Any:
+    yield hits.add(1)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "change",
+    [add_later, add_by_steps, add_by_later_steps, lambda hits: add_later(hits.add(1))],
+)
+async def test_an_update_by_a_function_that_has_not_run_is_refused(change: Any) -> None:
+    values = Values()
+    with pytest.raises(ConfigError, match="plain function"):
+        await values.update("hits", Counter, change)
+    assert values.writes == 0
+    await values.update("hits", Counter, lambda hits: hits.add(1))
+    assert values.writes == 1
