@@ -26,6 +26,7 @@ B.133.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -117,6 +118,8 @@ def _same(read: object, value: object, room: int) -> bool:
                 _same(name, key, left) and _same(one, each, left)
                 for (name, one), (key, each) in fields
             )
+        case datetime(), datetime():
+            return read == value.astimezone(UTC)  # of two zones, == is False in a repeated hour
         case _:
             return read == value or (read != read and value != value)  # NaN differs from itself
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given
@@ -156,6 +157,25 @@ def test_what_nests_too_deep_is_refused() -> None:
 def test_an_aware_datetime_is_a_value() -> None:
     moment = datetime(2026, 1, 1, tzinfo=UTC)
     assert Register(stored(Register().set(moment))).value == moment
+
+
+@pytest.mark.parametrize(
+    ("local", "fold", "moment"),
+    [
+        (datetime(2026, 7, 1, 2, 30), 0, datetime(2026, 7, 1, 0, 30, tzinfo=UTC)),
+        (datetime(2026, 10, 25, 2, 30), 0, datetime(2026, 10, 25, 0, 30, tzinfo=UTC)),
+        (datetime(2026, 10, 25, 2, 30), 1, datetime(2026, 10, 25, 1, 30, tzinfo=UTC)),
+        (datetime(2026, 3, 29, 2, 30), 0, datetime(2026, 3, 29, 1, 30, tzinfo=UTC)),
+        (datetime(2026, 3, 29, 2, 30), 1, datetime(2026, 3, 29, 0, 30, tzinfo=UTC)),
+    ],
+    ids=["summer", "first of two", "second of two", "missing", "missing, other fold"],
+)
+def test_an_aware_datetime_is_stored_as_its_moment(
+    local: datetime, fold: int, moment: datetime
+) -> None:
+    at = local.replace(tzinfo=ZoneInfo("Europe/Berlin"), fold=fold)
+    assert Register(stored(Register().set(at))).value == moment
+    assert Map(stored(Map().set("a", {"b": [at]}))).value == {"a": {"b": [moment]}}
 
 
 @pytest.mark.parametrize(
