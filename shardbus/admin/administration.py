@@ -20,6 +20,7 @@ from shardbus.errors import BufferFull, ConfigError, Refused, RequestError
 from shardbus.http.page import Json
 from shardbus.ids import NodeId
 from shardbus.node.node import Node
+from shardbus.reminders.rule import datetime_of
 from shardbus.routing.refs import start_entity
 from shardbus.sharding.coordinator.coordinator import Coordinator
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
@@ -216,8 +217,8 @@ def moment(age: float, now: datetime | None = None) -> str:
 
 
 def moment_of(milliseconds: int) -> str:
-    """Return a time that is stored as milliseconds since 1970."""
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
+    """Return a time that is stored as milliseconds since 1970, whatever number is stored."""
+    return datetime_of(milliseconds).isoformat(timespec="milliseconds")
 
 
 def text_of(value: object) -> str | None:

@@ -52,6 +52,7 @@ from shardbus.errors import (
     StoreUnavailable,
 )
 from shardbus.guarded_log import GuardedLog
+from shardbus.ids import check_text
 from shardbus.reminders.record import (
     EMPTY,
     LATE_MS,
@@ -63,7 +64,7 @@ from shardbus.reminders.record import (
     is_left_out,
     jitter,
 )
-from shardbus.reminders.rule import Late, Rule, checked, moments, zone
+from shardbus.reminders.rule import MOMENT_MAX, Late, Rule, checked, moments, zone
 from shardbus.reminders.schedule import (
     Doubtful,
     Effect,
@@ -630,6 +631,8 @@ def entry_of(
     Raises:
         ConfigError: an argument is invalid, two exclude each other, or no handler takes it.
     """
+    name = check_text("the name of a reminder", name)
+    handler = name if handler is None else check_text("the handler of a reminder", handler)
     if not 0 < len(name) <= NAME_MAX:
         raise ConfigError(f"the name of a reminder is a text of 1 to {NAME_MAX} characters")
     wait = None if after is None else _milliseconds("after", after)
@@ -652,28 +655,36 @@ def entry_of(
         moment = now + (interval if wait is None else wait)
     else:
         raise ConfigError("a reminder needs one of `at`, `after`, `every` and `cron`")
-    payload = _payload(kind, name if handler is None else handler, data)
+    if not 0 < moment <= MOMENT_MAX:
+        raise ConfigError(
+            "a reminder is due after 1970-01-01 and before 9999-12-31",
+            hint="a reminder that is never due needs no `remind`",
+        )
+    payload = _payload(kind, handler, data)
     token = int.from_bytes(blake2b(f"{seed}/{name}/{now}".encode(), digest_size=8).digest()) >> 1
-    due = moment + jitter(rule, token, 1)
-    return Entry(name, name if handler is None else handler, payload, token, moment, due, rule)
+    due = min(moment + jitter(rule, token, 1), MOMENT_MAX)
+    return Entry(name, handler, payload, token, moment, due, rule)
 
 
 def _milliseconds(name: str, span: Every) -> int:
-    if type(span) is float or type(span) is int:
-        seconds: float = span if 0 <= span < SPAN_MAX_S else duration(name, span)
-    else:
-        seconds = span.total_seconds() if isinstance(span, timedelta) else duration(name, span)
-    if seconds < 0:
+    seconds = span.total_seconds() if isinstance(span, timedelta) else span
+    if isinstance(seconds, float | int) and seconds < 0:
         raise ConfigError(f"{name} is below 0")
-    return round(seconds * 1000)
+    if type(seconds) not in (float, int) or not seconds < SPAN_MAX_S:  # also NaN
+        seconds = duration(name, seconds)
+    return round(float(seconds) * 1000)
 
 
 def _instant(at: datetime, tz: str) -> int:
-    """Return a time in UTC. One without a zone is of the clock on the wall of `tz`."""
+    """Return a time in UTC; 0 if it has no moment, at the ends of time. One without a zone is of
+    the clock on the wall of `tz`."""
     if not isinstance(at, datetime):
         raise ConfigError(f"at is {at!r:.60}, which is no datetime")
     aware = at if at.tzinfo is not None else at.replace(tzinfo=zone(tz))
-    return round(aware.astimezone(UTC).timestamp() * 1000)
+    try:
+        return round(aware.astimezone(UTC).timestamp() * 1000)
+    except OverflowError:
+        return 0
 
 
 def _payload(kind: EntityType, handler: str, data: Any) -> bytes:

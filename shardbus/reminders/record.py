@@ -17,14 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from zlib import crc32
 
 import msgspec
 from msgspec.structs import replace
 
 from shardbus.errors import ConfigError
-from shardbus.reminders.rule import Late, Rule
+from shardbus.reminders.rule import MOMENT_MAX, Late, Rule, datetime_of
 
 NAME_MAX = 128
 """Characters of a name."""
@@ -59,7 +59,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     def at(self, moment: int) -> Entry:
         """Return the same, due at a later moment."""
         number = self.number + 1
-        due = moment + jitter(self.rule, self.token, number)
+        due = min(moment + jitter(self.rule, self.token, number), MOMENT_MAX)
         return replace(self, moment=moment, due=due, number=number)
 
 
@@ -86,7 +86,7 @@ class Reminder:
 def shown(entry: Entry) -> Reminder:
     """Return a reminder as others see it."""
     rule = entry.rule
-    due = datetime.fromtimestamp(entry.moment / 1000, UTC)
+    due = datetime_of(entry.moment)
     every = rule.every_ms / 1000
     return Reminder(
         entry.name, entry.handler, due, entry.number, entry.delivery, every, rule.cron, rule.tz,

@@ -27,14 +27,17 @@ from msgspec import Struct
 
 from shardbus.error_text import described
 from shardbus.errors import ConfigError
+from shardbus.ids import check_text
 from shardbus.quantities import counted
 
 Late = Literal["once", "all", "skip"]
 LATE_POLICIES: tuple[Late, ...] = get_args(Late)
 EVERY_MIN_MS = 1000
 """The shortest interval."""
-MOMENT_MAX = 253_402_300_799_000
-"""The end of the year 9999, which a datetime can hold."""
+MOMENT_MIN = -62_135_510_400_000
+MOMENT_MAX = 253_402_214_400_000
+"""The second day of the year 1 and the last one of 9999 begin: a datetime can hold the moments
+between them in every zone."""
 FIELDS = "minute, hour, day of the month, month, day of the week"
 
 
@@ -75,7 +78,7 @@ def moments(cron: str, tz: str, after: int) -> Iterator[int]:
     Raises:
         ConfigError: the zone or the expression is none, or `cronsim` is not installed.
     """
-    begin = datetime.fromtimestamp(after / 1000, UTC).astimezone(zone(tz))
+    begin = datetime_of(after).astimezone(zone(tz))
     try:
         times = cron_simulator()(cron, begin)
     except ConfigError:
@@ -122,6 +125,7 @@ def checked(rule: Rule) -> Rule:
     Raises:
         ConfigError: it cannot; the message names the argument.
     """
+    tz, cron = check_text("tz", rule.tz), check_text("cron", rule.cron)
     if rule.late not in LATE_POLICIES:
         raise ConfigError(f"late={rule.late!r:.40} is not one of {', '.join(LATE_POLICIES)}")
     if rule.every_ms and rule.cron:
@@ -136,4 +140,10 @@ def checked(rule: Rule) -> Rule:
     if rule.cron and len(rule.cron.split()) != 5:
         fields = counted(len(rule.cron.split()), "field")
         raise ConfigError(f"cron {rule.cron!r:.80} has {fields}, not 5", hint=FIELDS)
-    return rule
+    late = LATE_POLICIES[LATE_POLICIES.index(rule.late)]
+    return Rule(rule.every_ms, cron, tz, late, rule.jitter_ms)
+
+
+def datetime_of(moment: int) -> datetime:
+    """Return a moment in UTC; one that no datetime can hold is the nearest that can be held."""
+    return datetime.fromtimestamp(min(max(moment, MOMENT_MIN), MOMENT_MAX) / 1000, UTC)

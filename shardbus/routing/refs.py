@@ -19,6 +19,7 @@ from typing import Any, NoReturn, Self, SupportsIndex
 from shardbus.config.options import TEN_YEARS, Option, ValueType, parse
 from shardbus.deliveries.numbers import KEY_MAX
 from shardbus.errors import ConfigError
+from shardbus.ids import check_text
 from shardbus.routing.instance_policies import choice_of
 from shardbus.routing.instance_sender import Picked
 from shardbus.routing.router import Messages, Sender
@@ -364,10 +365,10 @@ def check_key(key: object) -> str:
     """Return the key of an ask.
 
     Raises:
-        ConfigError: it is no text of 1 to `KEY_MAX` characters.
+        ConfigError: it is no text of 1 to `KEY_MAX` characters that UTF-8 can encode.
     """
     if isinstance(key, str) and 0 < len(key) <= KEY_MAX:
-        return key
+        return check_text("a key", key)
     raise ConfigError(f"a key is a text of 1 to {KEY_MAX} characters, not {key!r:.60}")
 
 

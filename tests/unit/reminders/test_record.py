@@ -137,6 +137,12 @@ def test_there_are_bounds() -> None:
         EMPTY.setting(long)
 
 
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**63 - 1))
+def test_a_stored_reminder_of_any_moment_is_shown(moment: int, every: int) -> None:
+    stored = decoded(encoded(EMPTY.setting(entry(moment, every))))
+    assert [shown(each).name for each in stored.entries.values()] == ["due"]
+
+
 @pytest.mark.parametrize("data", [b"", b"\x00", b"\x92\x02\x90", b"\xc1"])
 def test_damage_is_an_error(data: bytes) -> None:
     with pytest.raises(Exception, match=r".+"):

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from itertools import islice, pairwise
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardbus.errors import ConfigError
-from shardbus.reminders.rule import Rule, checked, moments
+from shardbus.reminders.rule import (
+    MOMENT_MAX,
+    MOMENT_MIN,
+    Rule,
+    checked,
+    datetime_of,
+    moments,
+    zone,
+)
 
 NEW_YORK, BERLIN = "America/New_York", "Europe/Berlin"
 
@@ -96,6 +105,23 @@ def test_a_rule_that_cannot_be_kept_is_refused(rule: Rule, words: str) -> None:
 def test_an_impossible_expression_is_refused(cron: str) -> None:
     with pytest.raises(ConfigError, match="cron"):
         next(moments(cron, "UTC", 0))
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.sampled_from(["UTC", NEW_YORK, "Asia/Tokyo"]))
+def test_each_moment_has_a_datetime_in_every_zone(moment: int, tz: str) -> None:
+    shown = datetime_of(moment)
+    assert shown.astimezone(zone(tz)) == shown
+    if MOMENT_MIN <= moment <= MOMENT_MAX:
+        assert abs(shown.timestamp() * 1000 - moment) < 1
+
+
+def test_a_rule_is_kept_with_plain_texts() -> None:
+    text: Any = type("Text", (str,), {})
+    kept = checked(Rule(0, text("0 9 * * *"), text("UTC"), text("all")))
+    assert [type(each) for each in (kept.cron, kept.tz, kept.late)] == [str, str, str]
+    for rule in (Rule(tz="UTC\ud800"), Rule(cron="* * * * \ud800"), Rule(tz=cast("Any", None))):
+        with pytest.raises(ConfigError):
+            checked(rule)
 
 
 def test_an_end_of_time_ends_it() -> None:

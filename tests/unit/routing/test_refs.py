@@ -15,7 +15,7 @@ from shardbus.client.thread_bridge import ThreadBridge, ThreadSender
 from shardbus.config.settings import ShardingSettings
 from shardbus.routing.instance_policies import Choice
 from shardbus.routing.instance_sender import SENDERS_MAX, InstanceSender, sender_of
-from shardbus.routing.refs import Ref
+from shardbus.routing.refs import Ref, check_key
 from shardbus.routing.router import LoopSender, Router
 from shardbus.sharding.region.region import ShardRegion
 from shardbus.transport.asks import CoarseClock
@@ -187,3 +187,14 @@ def test_a_handler_cannot_hide_what_a_reference_has(name: str) -> None:
     body = {name: handler(lambda self: None), "__annotations__": {}}
     with pytest.raises(ConfigError, match=f"a handler cannot be called '{name}'"):
         ShardBus("other").entity("odd")(type("Odd", (Entity,), body))
+
+
+@pytest.mark.parametrize("key", ["", "k" * 201, "a\ud800", 7, None, b"a"])
+def test_a_key_of_an_ask_that_cannot_be_sent_is_refused(key: Any) -> None:
+    with pytest.raises(ConfigError, match="a key"):
+        check_key(key)
+
+
+def test_a_key_of_a_class_of_texts_is_a_plain_one() -> None:
+    key = check_key(type("Key", (str,), {})("order-é"))
+    assert (type(key), key) == (str, "order-é")
