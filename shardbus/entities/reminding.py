@@ -668,11 +668,12 @@ def entry_of(
 
 def _milliseconds(name: str, span: Every) -> int:
     seconds = span.total_seconds() if isinstance(span, timedelta) else span
-    if isinstance(seconds, float | int) and seconds < 0:
-        raise ConfigError(f"{name} is below 0")
-    if type(seconds) not in (float, int) or not seconds < SPAN_MAX_S:  # also NaN
-        seconds = duration(name, seconds)
-    return round(float(seconds) * 1000)
+    if isinstance(seconds, float | int) and not isinstance(seconds, bool):
+        if seconds < 0:
+            raise ConfigError(f"{name} is below 0")
+        if seconds < SPAN_MAX_S:
+            return round(float(seconds) * 1000)
+    return round(duration(name, seconds) * 1000)
 
 
 def _instant(at: datetime, tz: str) -> int:
