@@ -34,7 +34,7 @@ from types import TracebackType
 from typing import Any
 
 from shardbus.config.settings import DeliverySettings
-from shardbus.deliveries.producer import DeliveryEnd
+from shardbus.deliveries.producer import DeliveryEnd, SendOutcome
 from shardbus.error_text import text_of
 from shardbus.errors import (
     AskTimeout,
@@ -50,7 +50,7 @@ from shardbus.errors import (
     StoreUnavailable,
 )
 from shardbus.guarded_log import GuardedLog
-from shardbus.routing.delivering import DeliveryCounts, DeliverySender
+from shardbus.routing.delivering import DeliveryCounts, DeliverySender, outcome_of
 from shardbus.routing.refs import Call
 from shardbus.routing.router import LoopSender
 from shardbus.store.outboxes import OutboxMessage, decode_message, encode_message
@@ -169,12 +169,14 @@ class ClientOutbox:
     async def close(self, within: float = CLOSE_S) -> None:
         """Wait, for up to 30 s, until everything is confirmed, and close. The next process that
         opens the outbox delivers the rest."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within):
-                while (self._waiting or self._appending or self._pending) and not self._lost:
-                    await asyncio.sleep(TRIM_S)
-        lost = self._lost
-        self.abandon()
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(within):
+                    while (self._waiting or self._appending or self._pending) and not self._lost:
+                        await asyncio.sleep(TRIM_S)
+        finally:
+            lost = self._lost
+            self.abandon()
         if not lost and self._fence:
             with contextlib.suppress(ShardBusError):
                 await self._step("trim", number=self._confirmed, within=AGAIN_S)
@@ -275,20 +277,37 @@ class ClientOutbox:
     # ---- work
 
     async def _deliver(self, number: int, entry: OutboxMessage) -> None:
-        """Deliver an entry under its number."""
-        entity_type, entity_id, method, payload = entry
+        """Deliver an entry under its number. It is given up only for an error that would end a
+        delivery; after any other it stays in the store.
+
+        Raises:
+            RequestError: no node has described its type in time. ConfigError: this process needs
+                the class of its type.
+        """
+        loop = asyncio.get_running_loop()
         self._pending[number] = None
         while self._sender.producer.is_full and not self._lost:
             await asyncio.sleep(TRIM_S)
-        try:
-            sender = await self._sender_of(entity_type)
-            if self._lost:
-                return  # the next opener delivers it
-            end = partial(self._on_end, number)
-            letter = self._sender.letter(sender, entity_id, method, payload, end)
-            self._sender.offer(letter, (entity_type, entity_id), seq=number)
-        except ShardBusError as error:
-            self._on_end(number, DeliveryEnd.REFUSED, error)
+        until = loop.time() + STEP_S
+        while not self._lost:  # else the next opener delivers it
+            try:
+                sender = await self._sender_of(entry.entity_type)
+                if not self._lost:
+                    self._offer(sender, number, entry)
+                return
+            except ShardBusError as error:
+                if outcome_of(error) is SendOutcome.DEFINITE:
+                    self._on_end(number, DeliveryEnd.REFUSED, error)
+                    return
+                if not isinstance(error, RequestError) or loop.time() + AGAIN_S >= until:
+                    raise
+            await asyncio.sleep(AGAIN_S)
+
+    def _offer(self, sender: LoopSender, number: int, entry: OutboxMessage) -> None:
+        entity_type, entity_id, method, payload = entry
+        end = partial(self._on_end, number)
+        letter = self._sender.letter(sender, entity_id, method, payload, end)
+        self._sender.offer(letter, (entity_type, entity_id), seq=number)
 
     def _on_end(self, number: int, end: DeliveryEnd, error: BaseException | None) -> None:
         if end is DeliveryEnd.STALE:
