@@ -145,6 +145,7 @@ class AsyncClient(Towards):
         self._outboxes: WeakSet[ClientOutbox] = WeakSet()
         self._queues: WeakSet[ClientQueue[Any]] = WeakSet()
         self._entered = self._closed = False
+        self._ended = asyncio.Event()
         self.lost_messages = 0
         """Tells whose arrival is unknown: their node died, or was silent for too long, before it
         acknowledged them. Also counts the tells that `close` gave up."""
@@ -222,21 +223,27 @@ class AsyncClient(Towards):
     async def close(self) -> None:
         """Close the client. It first waits up to two seconds for tells to be acknowledged; call
         `flush` before to wait longer. Tells without an acknowledgement are counted in
-        `lost_messages`. Items of queues that are being given back have two seconds, too."""
-        await asyncio.gather(*(queue.leave() for queue in list(self._queues)))
-        if self._closed:
-            return
-        self._closed = True
-        for outbox in list(self._outboxes):
-            outbox.abandon()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_S):
-                await self._flushed()
-        self._end()
+        `lost_messages`. Items of queues that are being given back have two seconds, too.
+
+        A call that is cancelled while it waits closes the client at once; another call waits for
+        the end of the first one."""
+        if not self._closed:
+            self._closed = True
+            for outbox in list(self._outboxes):
+                outbox.abandon()
+            try:
+                await asyncio.gather(*(queue.leave() for queue in list(self._queues)))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(CLOSE_S):
+                        await self._flushed()
+            finally:
+                self._end()
+        await self._ended.wait()
 
     def _end(self) -> None:
         """Close everything, and count unacknowledged messages."""
         self._closed = True
+        self._ended.set()
         self._contact.close()
         self.lost_messages += self._regions.buffered_tells
         self._regions.close()

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from shardbus.app import ShardBus
 from shardbus.client.asynchronous import (
     CLOSE_S,
     CONNECT_TIMEOUT_S,
     SEND_BUFFER_MIN,
     AsyncClient,
 )
+from shardbus.delivery import WorkQueue
 from shardbus.errors import (
     AskTimeout,
     BufferFull,
@@ -31,6 +33,11 @@ from tests.unit.client.client_kit import A, B, C, World
 from tests.virtual_time import virtual
 
 KEY = ("page", "add")
+
+
+@ShardBus("queues").entity(name="jobs")
+class Jobs(WorkQueue[str]):
+    """A queue that no node has."""
 
 
 def unsent(entity_id: str) -> Unsent:
@@ -78,6 +85,54 @@ async def test_close_waits_two_seconds_for_acknowledgements_and_counts_the_rest(
             began = asyncio.get_running_loop().time()
     assert client.lost_messages == 5
     assert asyncio.get_running_loop().time() - began == pytest.approx(CLOSE_S, abs=0.1)
+
+
+@virtual
+async def test_a_cancelled_close_closes_at_once() -> None:
+    world = World(A)
+    with world.playing():
+        client = await world.client().__aenter__()
+        await known(client, world)
+        world.session(A).deaf = True
+        await client.tell("page", "x", 1)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await client.close()
+        assert client._endpoint.closed
+        assert client.lost_messages == 1
+        await client.close()
+        assert client.lost_messages == 1
+
+
+@virtual
+async def test_a_close_that_waits_for_queues_closes_when_it_is_cancelled() -> None:
+    world = World(A)
+    with world.playing():
+        client = await world.client().__aenter__()
+        queue = client.queue(Jobs, "main")
+        queue._returns.spawn(asyncio.sleep(60))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await client.close()
+        assert client._endpoint.closed
+
+
+@virtual
+async def test_a_second_close_waits_for_the_first() -> None:
+    world = World(A)
+    with world.playing():
+        client = await world.client().__aenter__()
+        await known(client, world)
+        world.session(A).deaf = True
+        await client.tell("page", "x", 1)
+        first = asyncio.ensure_future(client.close())
+        await asyncio.sleep(0.5)
+        second = asyncio.ensure_future(client.close())
+        await asyncio.sleep(0.5)
+        assert not second.done()
+        first.cancel()
+        await second
+        assert client._endpoint.closed
 
 
 @virtual
