@@ -226,6 +226,8 @@ class ClientOutbox:
                     return answer
                 kind, text, hint = answer["refused"]
                 if kind in ("StaleFence", "JournalConflict"):
+                    if not self._fence:
+                        return None  # at the opening, which waits for its turn
                     raise self._stale(text)
                 if kind != "StoreUnavailable":
                     raise Refused(text, hint=hint)

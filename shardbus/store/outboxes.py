@@ -32,7 +32,7 @@ from typing import NamedTuple
 import msgspec
 
 from shardbus.bounds import Uid
-from shardbus.errors import Refused, StaleFence, StoreError
+from shardbus.errors import JournalConflict, Refused, StaleFence, StoreError
 from shardbus.quantities import counted
 from shardbus.store.journal_protocol import Append, JournalPage, JournalStore
 from shardbus.store.protocol import Lease, StateStore
@@ -52,6 +52,7 @@ LIST, LIST_SHARD, LIST_FENCE = OUTBOX_TYPE, "all", 1
 """The list of names: remembered entities of a reserved type, under one fence."""
 REGISTER_TYPE = "$outbox-register"
 """The kind of the journals that are registers."""
+LEASE_PREFIX = "outbox/"
 STAMP_BYTES = 8
 
 
@@ -88,6 +89,14 @@ class OutboxRegister(msgspec.Struct, array_like=True, frozen=True):
     producer: str = ""
     opened: Uid = 0
     dropped: list[Uid] = []
+    producer_fence: Uid = 0
+    """Under which `producer` has opened it; lower than `fence` once an operator was the opener."""
+
+    def is_of(self, producer: str, former: int) -> bool:
+        """True if the last opener was this producer: under this fence, or by a call whose answer
+        it never got."""
+        own = self.producer == producer and self.producer_fence == self.fence
+        return own or self.fence == former
 
 
 class StoredMessage(NamedTuple):
@@ -128,7 +137,7 @@ class StoredOutboxes:
 
     async def open(self, name: str, producer: str, ttl: float, former: int = 0) -> int | None:
         """Return the fence of the opener; None if another process is. `former`: the fence that this
-        process had before, 0 for none.
+        process had before, 0 for none. Copies of one call, also at once, return the same fence.
 
         Raises:
             StaleFence: another process was the opener since.
@@ -136,16 +145,26 @@ class StoredOutboxes:
         lease = await self._store.acquire_lease(_lease_name(name), producer, ttl)
         if lease is None:
             return None
-        fence = lease.counter
+        try:
+            await self._register(lease, former)
+        except JournalConflict:  # a copy of this step, under the same lease, has written first
+            await self._register(lease, former)
+        return lease.counter
+
+    async def _register(self, lease: Lease, former: int) -> None:
+        """Write the opener into the register, unless a copy of this step has."""
+        name, fence, producer = lease.name.removeprefix(LEASE_PREFIX), lease.counter, lease.owner
         register, last, head = await self._begin(name, fence)
-        if former and register.fence not in (former, fence):
+        if register.fence == fence:
+            return
+        if former and not register.is_of(producer, former):
             await self._store.release_lease(lease)
             raise StaleFence(OUTBOX_TYPE, name, former, register.fence)
         await self._store.add_remembered(LIST, LIST_SHARD, [name], LIST_FENCE)
         dropped = [number for number in register.dropped if number >= head.first]
         opened = int(self._wall_clock() * 1000)
-        await self._write(name, OutboxRegister(fence, producer, opened, dropped), last)
-        return fence
+        register = OutboxRegister(fence, producer, opened, dropped, fence)
+        await self._write(name, register, last)
 
     async def renew(self, name: str, producer: str, fence: int, ttl: float) -> bool:
         """Extend the lease. Returns False if it is lost."""
@@ -287,7 +306,7 @@ class StoredOutboxes:
             while upto + 1 in dropped:
                 upto += 1
         kept = sorted(one for one in dropped if one > upto)
-        await self._write(name, OutboxRegister(fence, former.producer, former.opened, kept), last)
+        await self._write(name, msgspec.structs.replace(former, fence=fence, dropped=kept), last)
         await self._journals.trim(OUTBOX_TYPE, name, name, fence, upto)
         await self._forget_if_empty(name)
         count = 1 if number else pending
@@ -322,7 +341,7 @@ class StoredOutboxes:
 
 
 def _lease_name(name: str) -> str:
-    return f"outbox/{name}"
+    return f"{LEASE_PREFIX}{name}"
 
 
 def _by_age(row: OutboxSummary) -> tuple[bool, int, str]:

@@ -154,3 +154,17 @@ async def test_a_cancelled_close_renews_no_lease() -> None:
     await asyncio.sleep(2 * TTL_S)
     assert journal.renewed_at <= loop.time() - 2 * TTL_S
     assert not outbox._tasks
+
+
+# ---- an opening whose answer was lost
+
+
+@virtual
+async def test_an_opening_that_meets_a_later_opener_waits_for_its_turn() -> None:
+    """That may be an own copy of the step, which the node handles late."""
+    journal = Journal()
+    answers: list[Any] = [{"refused": [kind, "", ""]} for kind in ("StaleFence", "JournalConflict")]
+    journal.opens = lambda: answers.pop(0) if answers else 7
+    async with journal.outbox() as outbox:
+        assert outbox._fence == 7
+    assert journal.trimmed == MESSAGES

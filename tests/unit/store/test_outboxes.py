@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import count
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -18,6 +20,7 @@ from shardbus.store.outboxes import (
 )
 
 TTL = 5.0
+COPIES = 3
 
 
 class World:
@@ -108,12 +111,40 @@ async def test_a_process_opens_it_again_unless_another_was_the_opener_since(worl
     again = await world.open(former=first)
     assert again > first
     assert await world.open(former=first) == again  # its answer was lost, and it asks again
+    world.now += TTL
+    unseen, again = again, await world.open(former=first)  # the lease has ended meanwhile
+    assert again > unseen
     await world.send(again, 0, "a")
     world.now += TTL
     await world.outboxes.drop("orders")
     with pytest.raises(StaleFence):
         await world.open(former=again)
     assert await world.outboxes.open("orders", "p2", TTL) is not None  # the lease is free
+
+
+@pytest.mark.parametrize("reopens", [False, True])
+async def test_copies_of_an_opening_at_once_have_one_outcome(world: World, reopens: bool) -> None:
+    """A node that did not answer handles the step and its repetitions together."""
+    former = await world.open() if reopens else 0
+    world.now += TTL
+    read, halted = world.store.journals.open, [0]
+
+    async def halting(*arguments: Any) -> Any:
+        """Let every copy read the register before one writes it."""
+        page = await read(*arguments)
+        halted[0] += 1
+        while halted[0] < COPIES:
+            await asyncio.sleep(0)
+        return page
+
+    with patch.object(world.store.journals, "open", halting):
+        fences = await asyncio.gather(*(world.open(former=former) for _ in range(COPIES)))
+    assert len(set(fences)) == 1
+    assert fences[0] > former
+    register = await world.outboxes.register("orders")
+    assert (register.fence, register.producer) == (fences[0], "p1")
+    await world.send(fences[0], 0, "a")
+    assert await world.listed() == ["orders"]
 
 
 async def test_a_message_that_is_given_up_is_empty_for_the_next_opener(world: World) -> None:
