@@ -499,7 +499,7 @@ class ClientRegions:
     def close(self) -> None:
         """Stop the timers, and refuse all buffered and later messages."""
         self._closed = True
-        self.deliverer.close(LocalProtocolError(CLOSED))
+        self.deliverer.close(CLOSED)
         for region in self._by_name.values():
             region.router.end(LocalProtocolError(CLOSED))
         self.unknown.close(LocalProtocolError(CLOSED))

@@ -103,6 +103,13 @@ def may_repeat(error: Exception) -> bool:
     return isinstance(error, REPEATED) and not isinstance(error, StateUnreadable)
 
 
+def _closed(error: LocalProtocolError, repeats: bool) -> NodeLost:
+    """Return the error of a request that a closed client did not send, or not again."""
+    lost = NodeLost(error.message)
+    lost.definite = not repeats
+    return lost
+
+
 class _Entry:
     """One put value or one confirmed number, with the outcome for its caller."""
 
@@ -153,10 +160,13 @@ class SharedRequests:
 
     async def _run(self) -> None:
         try:
-            failures = 0
+            failures, repeats = 0, None
             while batch := self._batch():
                 try:
                     done = await self._send(batch)
+                except LocalProtocolError as error:  # the client is closed
+                    failures = 0
+                    self._end(len(batch), error if repeats is None else _closed(error, repeats))
                 except Exception as error:  # each caller gets it
                     if may_repeat(error):
                         failures, self.trouble = failures + 1, error
@@ -166,6 +176,7 @@ class SharedRequests:
                 else:
                     failures, self.trouble = 0 if done else failures + 1, None
                     self._end(done, None)
+                repeats = bool(self._sent)
                 if failures:
                     await asyncio.sleep(doubling(AGAIN_S, AGAIN_MAX_S, failures))
         finally:
@@ -237,7 +248,8 @@ class ClientQueue(Generic[T]):
             SchemaError: the value is not of the queue's class. MessageTooLarge: it is over 1 MiB.
                 It is not put then.
             BufferFull: the queue is full for longer than `timeout` seconds. AskTimeout: no answer
-                in this time. It may have been put.
+                in this time. It may have been put. NodeLost: the client has closed meanwhile. It
+                may have been put unless `definite`.
         """
         await self.put_many([value], timeout=timeout)
 
@@ -317,12 +329,15 @@ class ClientQueue(Generic[T]):
     async def _pull(self, token: str, most: int, wait: float, patience: float) -> list[Work[T]]:
         loop, ref = asyncio.get_running_loop(), self._ref.within(wait + ANSWER_S)
         until, failures = loop.time() + patience + wait, 0
+        trouble: RequestError | None = None
         while True:
             begun = loop.time()
             try:
                 rows = await ref.pull(most, wait, token, failures > 0)
+            except LocalProtocolError as closed:
+                raise trouble or closed from None
             except RequestError as error:
-                failures += 1
+                failures, trouble = failures + 1, error
                 if not may_repeat(error) or loop.time() >= until:
                     raise
                 await asyncio.sleep(doubling(AGAIN_S, AGAIN_MAX_S, failures))

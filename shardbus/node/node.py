@@ -622,7 +622,7 @@ class Node:
             region.give_up_undelivered()
         # The report leaves ahead of the departure notice.
         self.records.drops.report(self.endpoint.clock.tick, last=True)
-        self.deliverer.close(NodeLost("the node of this process has ended"))
+        self.deliverer.close("the node of this process has ended")
         for region in self.regions.values():
             region.close()
         ends = [singleton.end() for singleton in self.singletons.values()]

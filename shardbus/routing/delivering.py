@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 from asyncio import Future
 from collections import Counter, deque
+from copy import copy
 from typing import Any, Protocol
 
 import msgspec
@@ -56,10 +57,12 @@ from shardbus.errors import (
     MessageTooLarge,
     NodeLost,
     Rejection,
+    RequestError,
     SchemaError,
     StateUnreadable,
     Unhandled,
     UnknownEntityType,
+    is_definite,
 )
 from shardbus.quantities import counted
 from shardbus.routing.router import LoopSender
@@ -346,13 +349,16 @@ class DeliverySender:
         """Deliveries without an end."""
         return self.producer.unconfirmed
 
-    def close(self, error: BaseException) -> None:
-        """End every delivery with this error: the process ends."""
+    def close(self, why: str) -> None:
+        """End every delivery as NodeLost: the process ends. It is definite for those that were
+        never sent."""
         self._closed = True
         self._timer.stop()
         for line in list(self.producer.lines.values()):
             for delivery in (*line.window.values(), *line.waiting):
                 assert isinstance(delivery, Letter)
+                error = NodeLost(why)
+                error.definite = not delivery.round
                 delivery.ended(DeliveryEnd.CLOSED, error)
 
     def abandon(self) -> None:
@@ -478,7 +484,7 @@ def failure_of(
 
 class KeyedCall:
     """One ask with a key. It is sent again until its deadline while no answer of its handler is
-    certain."""
+    certain. Its error is definite only if no handler of any copy has begun."""
 
     def __init__(
         self,
@@ -495,6 +501,10 @@ class KeyedCall:
         self._key = delivery_key(sender, method)
         self._payload = encode_number(KeyedAsk(key, payload))
         self._decode, self._pauses = decode, 0
+        self._last: RequestError | None = None
+        """The error of the last copy."""
+        self._in_doubt = False
+        """A handler of some copy may have run."""
         loop = self._loop = asyncio.get_running_loop()
         self._until = loop.time() + timeout_ms / 1000
         self.answer: asyncio.Future[Any] = loop.create_future()
@@ -532,6 +542,12 @@ class KeyedCall:
 
     def _failed(self, error: BaseException) -> None:
         """Send it again after a pause, if it may be lost, or has no room."""
+        if isinstance(error, LocalProtocolError) and self._last is not None:
+            error = self._last  # the client has closed meanwhile
+            self._until = self._loop.time()
+        if isinstance(error, RequestError):
+            self._last = error
+            self._in_doubt = self._in_doubt or not error.definite
         outcome = outcome_of(error)
         again = outcome in (SendOutcome.NO_ANSWER, SendOutcome.NOT_NOW) and isinstance(
             error, (AskTimeout, NodeLost, BufferFull, MailboxFull, EntityFailed)
@@ -541,6 +557,9 @@ class KeyedCall:
         pause = min(settings.retry * 2 ** min(self._pauses - 1, 30), settings.retry_max)
         pause = 0.0 if outcome is SendOutcome.NO_ANSWER else pause
         if not again or self._loop.time() + pause >= self._until:
+            if self._in_doubt and is_definite(error):
+                error = copy(error)  # many messages may share it
+                error.definite = False  # type: ignore[attr-defined]
             set_error(self.answer, error)
         else:
             self._loop.call_later(pause, self._send)

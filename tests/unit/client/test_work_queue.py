@@ -15,6 +15,7 @@ from shardbus import (
     AskTimeout,
     BufferFull,
     EntityFailed,
+    LocalProtocolError,
     MailboxFull,
     MessageTooLarge,
     NodeLost,
@@ -22,7 +23,7 @@ from shardbus import (
     UnknownEntityType,
 )
 from shardbus.client import work_queue
-from shardbus.client.work_queue import ClientQueue, Work
+from shardbus.client.work_queue import BATCH_BYTES, ClientQueue, Work
 from shardbus.delivery import WorkQueue
 from shardbus.testing import EntityProbe
 from tests.virtual_time import virtual
@@ -156,6 +157,39 @@ async def test_a_put_in_doubt_raises_the_last_trouble() -> None:
     ) as late:
         await queue.put("a", timeout=3.0)
     assert not late.value.definite, "the first copy may have been handled"
+
+
+@virtual
+async def test_puts_that_a_close_ends_say_whether_they_were_sent() -> None:
+    home = Home()
+    queue = ClientQueue(home, Jobs, "a")
+    closed = LocalProtocolError("the client is closed")
+    home.gate.clear()
+    home.answer(1, NodeLost("gone"), *[closed] * 9)
+    puts = [asyncio.ensure_future(queue.put("a"))]
+    await until(lambda: home.seen)
+    puts += [asyncio.ensure_future(queue.put(value)) for value in ("b", "c" * BATCH_BYTES)]
+    await asyncio.sleep(1)
+    home.gate.set()
+    outcomes = await asyncio.gather(*puts, return_exceptions=True)
+    assert outcomes[0] is None
+    assert [(type(error), getattr(error, "definite", None)) for error in outcomes[1:]] == [
+        (NodeLost, False),
+        (NodeLost, True),
+    ]
+    with pytest.raises(LocalProtocolError):
+        await queue.put("d")
+
+
+@virtual
+async def test_a_pull_that_a_close_ends_raises_its_last_error() -> None:
+    home = Home()
+    queue = ClientQueue(home, Jobs, "a")
+    home.answer(NodeLost("gone"), *[LocalProtocolError("the client is closed")] * 2)
+    with pytest.raises(NodeLost, match="gone"):
+        await queue.pull()
+    with pytest.raises(LocalProtocolError):
+        await queue.pull()
 
 
 @virtual

@@ -1,0 +1,110 @@
+"""Deliveries and keyed asks whose client closes: each has one error, which shows whether a handler
+may have run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from shardbus.config.settings import DeliverySettings
+from shardbus.errors import (
+    AskTimeout,
+    BufferFull,
+    LocalProtocolError,
+    MailboxFull,
+    NodeLost,
+    RequestError,
+    SchemaError,
+    Unhandled,
+    UnknownEntityType,
+)
+from shardbus.routing.delivering import DeliveryCounts, DeliverySender
+from tests.virtual_time import virtual
+
+CLOSED = LocalProtocolError("the client is closed")
+IN_DOUBT = [NodeLost("gone"), AskTimeout("late")]
+DEFINITE = [BufferFull("full"), MailboxFull("full")]
+REFUSED = [UnknownEntityType("none"), SchemaError("no")]
+
+
+class Failing:
+    """The sender to a type whose asks fail with these errors; later ones are not answered."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+        self.sent = 0
+
+    def key(self, method: str) -> tuple[str, str]:
+        return "page", method
+
+    def route_for(self, entity_id: str) -> None: ...
+
+    def ask(self, *message: Any) -> asyncio.Future[Any]:
+        self.sent += 1
+        outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if self.errors:
+            if isinstance(self.errors[0], LocalProtocolError):
+                raise self.errors[0]
+            outcome.set_exception(self.errors.pop(0))
+        return outcome
+
+    def ask_for(self, *message: Any) -> None:
+        self.sent += 1
+
+
+def deliverer(**settings: Any) -> DeliverySender:
+    limits, loop = DeliverySettings(**settings), asyncio.get_running_loop()
+    return DeliverySender("me", limits, DeliveryCounts(), loop)
+
+
+async def error_of_keyed_ask(errors: Sequence[Exception]) -> BaseException:
+    sender: Any = Failing(*errors)
+    answer = deliverer().ask_once(sender, "x", "add", b"", "order-17", 60_000, lambda body: body)
+    await asyncio.wait([answer])
+    error = answer.exception()
+    assert error is not None
+    return error
+
+
+@pytest.mark.parametrize("last", [*REFUSED, CLOSED], ids=repr)
+@pytest.mark.parametrize("second", DEFINITE, ids=repr)
+@pytest.mark.parametrize("first", [*IN_DOUBT, *DEFINITE], ids=repr)
+@virtual
+async def test_a_keyed_ask_is_definite_only_if_each_copy_was(
+    first: Exception, second: Exception, last: Exception
+) -> None:
+    error = await error_of_keyed_ask([first, second, last])
+    assert isinstance(error, RequestError)
+    assert error.definite is (first in DEFINITE)
+    assert type(error) is type(second if last is CLOSED else last)
+    assert all(one.definite for one in (*DEFINITE, *REFUSED)), "others share these errors"
+
+
+@virtual
+async def test_a_keyed_ask_that_begins_after_the_close_is_not_sent() -> None:
+    assert await error_of_keyed_ask([CLOSED]) is CLOSED
+
+
+@virtual
+async def test_a_keyed_ask_that_is_not_handled_says_so() -> None:
+    unhandled = Unhandled("no")
+    assert await error_of_keyed_ask([unhandled]) is unhandled
+
+
+@virtual
+async def test_deliveries_that_a_close_ends_say_whether_they_were_sent() -> None:
+    sender: Any = Failing()
+    deliveries = deliverer(window=2)
+    outcomes = [deliveries.deliver(sender, "x", "add", b"") for _ in range(4)]
+    deliveries.close("the client is closed")
+    errors = [outcome.exception() for outcome in outcomes]
+    assert sender.sent == 2
+    assert [(type(e), getattr(e, "definite", None)) for e in errors] == [
+        (NodeLost, False),
+        (NodeLost, False),
+        (NodeLost, True),
+        (NodeLost, True),
+    ]
