@@ -287,8 +287,8 @@ class Entity:
         return self.context._save(codec.write(self.state))  # type: ignore[attr-defined]
 
     def clear(self) -> Coroutine[Any, Any, None]:
-        """Remove the stored state. Raises as `save` does."""
-        return self.context._save(None)
+        """Remove the stored state, and the reminders in the same write. Raises as `save` does."""
+        return self.context._save(None, clears=True)
 
     def deliver(self, call: Any, /, *args: Any, **kwargs: Any) -> None:
         """Deliver a message to another entity, as in `self.deliver(ref.add, 2)`. Once a save of

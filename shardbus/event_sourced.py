@@ -86,8 +86,14 @@ class EventSourced(Entity):
         return self._log().snapshot(self)
 
     def clear(self) -> Coroutine[Any, Any, None]:
-        """Begin with an empty state, and remove all events. The numbers go on. Raises as `persist`
-        does."""
+        """Begin with an empty state, and remove all events. The numbers go on. Reminders end in the
+        same write.
+
+        Raises:
+            As `persist` does. StoreUnavailable: `self.state` is as it was if the store may not have
+                the empty one; the next `persist` loads the stored one first. If it is empty, events
+                may be left, which another `clear` removes.
+        """
         return self._log().clear(self)
 
     def deliver(self, call: Any, /, *args: Any, **kwargs: Any) -> None:

@@ -49,7 +49,7 @@ class ContextSaver(Protocol):
     """The `StateSaver`, as a context calls it."""
 
     def save(
-        self, context: Context, data: bytes | None, *, alone: bool = False
+        self, context: Context, data: bytes | None, *, alone: bool = False, clears: bool = False
     ) -> Coroutine[Any, Any, None]: ...
 
 
@@ -179,9 +179,10 @@ class Context:
         self._acting("child")
         return self._host.ref(entity_type, child_id(self.entity_id, own_id))
 
-    def _save(self, data: bytes | None) -> Coroutine[Any, Any, None]:
-        """Write these bytes as the entity's state. `Entity.save` calls it."""
-        return self._host.saver.save(self, data)
+    def _save(self, data: bytes | None, *, clears: bool = False) -> Coroutine[Any, Any, None]:
+        """Write these bytes as the entity's state. `Entity.save` calls it. `clears`: it ends the
+        reminders, too."""
+        return self._host.saver.save(self, data, clears=clears)
 
     def _deliver(self, target: tuple[str, str], method: str, payload: bytes) -> None:
         """Keep a delivery of this entity with its state. `Entity.deliver` calls it."""

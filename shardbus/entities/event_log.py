@@ -4,11 +4,15 @@
               open the journal under the shard's fence, fold the events behind that number
     persist   append after the last number ──stored──> fold, then answer
                                             ──no answer──> IN_DOUBT
+    clear     save the empty state with the last number ──stored──> take it, trim all events
+                        ──no answer──> STALE
     snapshot  every `snapshot_after` events: save state and number, then trim older events
 
 An append without an answer may be in the journal or not. Then the log is IN_DOUBT: the next
 `persist` opens the journal first, which waits for the outcome of that append, and folds the new
-events. An entity whose handler does not catch the error starts again, and reads it there.
+events. A clear without an answer, or a fold that raises behind its append, makes it STALE: the next
+`persist` loads the snapshot, too. An entity whose handler does not catch the error starts again,
+and reads it there. So the state changes only once the store has the change.
 
 A snapshot only saves time. If it cannot be saved, the command that was due for it goes on, and the
 next one is tried `snapshot_after` events later. Events are trimmed only behind a snapshot that the
@@ -26,6 +30,7 @@ Source: docs/how-to/event-sourcing.md; S2.74.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import Any
 
@@ -51,6 +56,9 @@ from shardbus.wire.stored_state import StateCodec, numbered, split_numbered, spl
 LOG = "__shardbus_log__"
 """The attribute of an entity that has its log."""
 
+LoadSnapshot = Callable[[str, str, str, int], Awaitable[bytes | None]]
+"""Loads the record of an entity, by its type, shard, id and fence."""
+
 log = GuardedLog("shardbus.entity")
 
 
@@ -60,10 +68,12 @@ class LogState(Enum):
     KNOWN = "known"
     IN_DOUBT = "in doubt"
     """An append has no answer: the journal may have more than was folded."""
+    STALE = "stale"
+    """A clear has no answer, or a fold has raised: the state may be another than the stored one."""
 
 
 class EventLogs:
-    """The logs of one type's entities. `journals` are the store's."""
+    """The logs of one type's entities. `journals` and `load_snapshot` are the store's."""
 
     def __init__(
         self,
@@ -71,6 +81,7 @@ class EventLogs:
         settings: ShardingSettings,
         journals: Journals | None,
         gate: SuspensionGate,
+        load_snapshot: LoadSnapshot,
     ) -> None:
         if kind.events is None or kind.states is None:
             raise ConfigError(f"{kind.name!r} is not event-sourced")
@@ -82,7 +93,7 @@ class EventLogs:
         self.name = kind.name
         self.events: EventCodec = kind.events
         self.states: StateCodec = kind.states
-        self.journals, self.gate = journals, gate
+        self.journals, self.gate, self.load_snapshot = journals, gate, load_snapshot
         self.snapshot_after, self.kept = settings.snapshot_after, settings.events_kept
         self.projections: list[Projecting] = []
         """The projections of these events here."""
@@ -94,16 +105,24 @@ class EventLogs:
             StateUnreadable: the snapshot or an event cannot be read, or is missing.
             StaleFence: the entity has a newer activation elsewhere. StoreUnavailable.
         """
-        entity, key, number = activation.entity, activation.key, 0
+        entity = activation.entity
+        number, entity.state = self.snapshot(activation.key, data)
+        own = EventLog(self, activation, number)
+        vars(entity)[LOG] = own
+        await own.catch_up(entity)
+
+    def snapshot(self, key: str, data: bytes | None) -> tuple[int, Any]:
+        """Return the number of the last event of a snapshot, stored as `data`, and its state.
+
+        Raises:
+            StateUnreadable: it cannot be read.
+        """
         try:
             _, alone = split_record(data or b"")
             number, alone = split_numbered(alone)
         except ValueError as error:
             raise self.missing(key, f"the snapshot cannot be read: {error}") from error
-        entity.state = self.states.read(key, alone) if alone else self.states.cls()
-        own = EventLog(self, activation, number)
-        vars(entity)[LOG] = own
-        await own.catch_up(entity)
+        return number, self.states.read(key, alone) if alone else self.states.cls()
 
     def missing(self, key: str, why: str) -> StateUnreadable:
         return StateUnreadable(
@@ -128,14 +147,20 @@ class EventLog:
         self._turn = asyncio.Lock()
 
     async def catch_up(self, entity: Any) -> None:
-        """Open the journal, and fold the events behind the last number."""
+        """Open the journal, and fold the events behind the last number: behind the snapshot's if
+        the state is stale."""
         logs, activation = self._logs, self._activation
         shard, key = activation.shard, activation.key
-        place = (logs.name, shard.shard, key)
-        page = await logs.journals.open(*place, shard.fence, self.number, PAGE)
-        if page.last < self.number or page.first > self.number + 1:
-            why = f"it has events {page.first} to {page.last}, and {self.number} are known"
+        place, number, state = (logs.name, shard.shard, key), self.number, None
+        if self._state is LogState.STALE:
+            number, state = logs.snapshot(key, await logs.load_snapshot(*place, shard.fence))
+        page = await logs.journals.open(*place, shard.fence, number, PAGE)
+        if page.last < number or page.first > number + 1:
+            why = f"it has events {page.first} to {page.last}, and {number} are known"
             raise logs.missing(key, why)
+        if self._state is LogState.STALE:
+            self.number, entity.state = number, state
+        self._state = LogState.STALE
         while page.entries:
             self.number = logs.events.replay(entity, key, page.first, page.entries)
             if page.end >= page.last:
@@ -152,13 +177,15 @@ class EventLog:
         if not entries:
             return
         async with self._turn:
-            if self._state is LogState.IN_DOUBT:
+            if self._state is not LogState.KNOWN:
                 await self.catch_up(entity)
             activation = entity.context._acting("persist")
             await self._append(activation, entries)
+            self._state = LogState.STALE
             for event in events:
                 logs.events.apply(entity, event)
             self.number += len(entries)
+            self._state = LogState.KNOWN
             if logs.snapshot_after and self.number >= self._due:
                 await self._snapshot_due(entity)
         for projection in logs.projections:
@@ -192,7 +219,7 @@ class EventLog:
         logs = self._logs
         self._due = self.number + logs.snapshot_after
         try:
-            await self._save(entity)
+            await self._save(entity, entity.state)
             if logs.kept:
                 await self._trim(self.number - logs.kept)
         except (StoreError, SchemaError) as error:
@@ -202,23 +229,37 @@ class EventLog:
     async def snapshot(self, entity: Any) -> None:
         """As `EventSourced.save`."""
         async with self._turn:
-            if self._state is LogState.IN_DOUBT:
+            if self._state is not LogState.KNOWN:
                 await self.catch_up(entity)
-            await self._save(entity)
+            await self._save(entity, entity.state)
 
     async def clear(self, entity: Any) -> None:
         """As `EventSourced.clear`."""
         async with self._turn:
-            if self._state is LogState.IN_DOUBT:
+            if self._state is not LogState.KNOWN:
                 await self.catch_up(entity)
             entity.context._acting("clear")
-            entity.state = self._logs.states.cls()
-            await self._save(entity)
-            await self._trim(self.number)
+            await self._empty(entity)
+            try:
+                await self._trim(self.number)
+            except StoreUnavailable as error:  # never definite: the state is empty by now
+                raise StoreUnavailable(str(error)) from error
 
-    async def _save(self, entity: Any) -> None:
-        data = numbered(self.number, self._logs.states.write(entity.state))
-        await entity.context._save(data)
+    async def _empty(self, entity: Any) -> None:
+        """Save an empty state, and take it once the store has it."""
+        empty = self._logs.states.cls()
+        self._state = LogState.STALE
+        try:
+            await self._save(entity, empty, clears=True)
+        except StoreUnavailable as error:
+            if error.definite:
+                self._state = LogState.KNOWN
+            raise
+        entity.state, self._state = empty, LogState.KNOWN
+
+    async def _save(self, entity: Any, state: Any, *, clears: bool = False) -> None:
+        data = numbered(self.number, self._logs.states.write(state))
+        await entity.context._save(data, clears=clears)
         self._due = self.number + self._logs.snapshot_after
 
     async def _trim(self, upto: int) -> None:

@@ -342,7 +342,7 @@ class Projecting:
             elif is_unfinished(value):
                 await finish(value)
         if end > place.handled:
-            await self._save(entity, end)
+            await self._save(entity, end, entity.state)
             self._note_missing(activation, missing)
             self.counts.handled += end - page.first + 1
             self.counts.passed += passed
@@ -384,9 +384,9 @@ class Projecting:
                 missing,
             )
 
-    async def _save(self, entity: Any, number: int) -> None:
-        """Store the state with the number of the last event that is in it."""
-        await entity.context._save(numbered(number, self._states.write(entity.state)))
+    async def _save(self, entity: Any, number: int, state: Any) -> None:
+        """Store a state with the number of the last event that is in it."""
+        await entity.context._save(numbered(number, self._states.write(state)))
         place_of(entity).handled = number
 
     # ---- the removal of events, and scans
@@ -467,9 +467,12 @@ class Projecting:
             gone = page.first - 1
             if gone and not missing:
                 text = f"the events of {source_id!r:.100} before number {page.first} are removed"
-                raise Refused(f"{text}: its state would be without them", hint="say --missing to go on")
-            entity.state = self._states.cls()
-            await self._save(entity, 0)
+                raise Refused(
+                    f"{text}: its state would be without them", hint="say --missing to go on"
+                )
+            empty = self._states.cls()
+            await self._save(entity, 0, empty)
+            entity.state = empty
             return gone
 
         return await self._order(shard, source_id, begin)
@@ -490,7 +493,7 @@ class Projecting:
             page = await self._journals.read(self.events.source, shard, source_id, handled, 0)
             if page.last < number:
                 raise Refused(f"{source_id!r:.100} has no event {number} yet")
-            await self._save(entity, number)
+            await self._save(entity, number, entity.state)
             return number
 
         return await self._order(shard, source_id, pass_over)

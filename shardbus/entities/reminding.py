@@ -537,8 +537,8 @@ class Reminding:
 
     # ---- writes
 
-    def writes(self, activation: Activation, data: bytes | None) -> bool:
-        """True if a save of this state must write reminders, too."""
+    def writes(self, activation: Activation, *, clears: bool) -> bool:
+        """True if a save of the state must write reminders, too. `clears`: it ends them."""
         extras = activation.extras
         if extras is None or extras.reminders is None:
             return False
@@ -546,16 +546,18 @@ class Reminding:
         return (
             reminders.unsaved
             or reminders.stored is None
-            or (data is None and bool(reminders.record.entries))
+            or (clears and bool(reminders.record.entries))
         )
 
-    async def save(self, activation: Activation, data: bytes | None, *, alone: bool) -> None:
-        """Write reminders with a state, or `alone`. Without a state they go, too. Raises as
+    async def save(
+        self, activation: Activation, data: bytes | None, *, alone: bool, clears: bool
+    ) -> None:
+        """Write reminders with a state, or `alone`. `clears`: they go. Raises as
         `SaveGroup.save`."""
         host, key, shard = self._host, activation.key, activation.shard
         reminders = await self._known(activation)
         before = reminders.record
-        record = EMPTY if data is None and not alone else before
+        record = EMPTY if clears else before
         write = Reminders(record.due, encoded(record), alone)
         entry = self._shards.get(shard)
         try:

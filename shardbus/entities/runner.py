@@ -202,7 +202,7 @@ class EntityRunner:
         self.logs: EventLogs | None = None
         """None for a type that is not event-sourced."""
         if kind.events is not None:
-            self.logs = EventLogs(kind, settings, keeper.journals, self.gate)
+            self.logs = EventLogs(kind, settings, keeper.journals, self.gate, keeper.load)
             self._supervisor.load_state = self.logs.load
         self.counts = self._supervisor.counts
         self.carrying: CarriedStates | None = None

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 from shardbus.entities.activation import Activation, LifeState, Message
 from shardbus.entities.context import Context
@@ -38,7 +38,14 @@ LOOK_S = 0.05
 """Between two looks at whether the activation has ended."""
 
 Load = Callable[[Activation], Awaitable[bytes | None]]
-Save = Callable[[Context, bytes | None], Awaitable[None]]
+
+
+class Save(Protocol):
+    """Writes a state. `clears`: the reminders end, too."""
+
+    def __call__(
+        self, context: Context, data: bytes | None, *, clears: bool
+    ) -> Awaitable[None]: ...
 
 
 class StateChange:
@@ -98,7 +105,7 @@ class StateChange:
         context = activation.context_now()
         try:
             await self.check(activation)
-            await self._save(context, self._data)
+            await self._save(context, self._data, clears=self._data is None)
             codec = self._kind.states
             assert codec is not None
             data, key = self._data, activation.key
@@ -139,7 +146,7 @@ class StateChange:
     async def save(self, activation: Activation) -> None:
         """Check and save for an entity that does not run."""
         await self.check(activation)
-        await self._save(activation.context_now(), self._data)
+        await self._save(activation.context_now(), self._data, clears=self._data is None)
 
     def _late(self, activation: Activation) -> Exception:
         name = f"{self._kind.name} {activation.key!r:.100}"

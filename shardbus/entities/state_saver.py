@@ -47,9 +47,17 @@ class StateSaver:
         self.sizes = None if kind.states is None else runner.measure(StateSizes())
         """The sizes of the states in memory; None for a type without state."""
 
-    async def save(self, context: Context, data: bytes | None, *, alone: bool = False) -> None:
+    async def save(
+        self,
+        context: Context,
+        data: bytes | None,
+        *,
+        alone: bool = False,
+        clears: bool = False,
+    ) -> None:
         """Write the entity's state under its fence, and the reminders that it has set. Return once
-        the node is confirmed, too. `alone`: only the reminders.
+        the node is confirmed, too. `alone`: only the reminders. `clears`: the reminders end,
+        whatever is stored of the entity.
 
         Raises:
             StaleActivation: the object that saves is over. Nothing was written.
@@ -66,8 +74,10 @@ class StateSaver:
                 context._acting("save")
             data, saving = self._deliveries.begin_save(activation, data)
         try:
-            if reminding is not None and (alone or reminding.writes(activation, data)):
-                saved: Awaitable[None] = reminding.save(activation, data, alone=alone)
+            if reminding is not None and (alone or reminding.writes(activation, clears=clears)):
+                saved: Awaitable[None] = reminding.save(
+                    activation, data, alone=alone, clears=clears
+                )
             else:
                 saved = self._keeper.save(self._name, shard, key, fence, data)
             if self._carrying is None or alone:

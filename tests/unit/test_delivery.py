@@ -300,10 +300,14 @@ def test_a_rule_out_of_its_range_is_refused_where_it_is_declared(name: str, valu
         type("Odd", (WorkQueue,), {name: value})
 
 
+async def no_snapshot(entity_type: str, shard: str, entity_id: str, fence: int) -> None:
+    """Load nothing."""
+
+
 def test_a_store_without_journals_is_refused_at_the_start() -> None:
     kind = bus.types["emails"]
     with pytest.raises(ConfigError, match="this store has no journals"):
-        EventLogs(kind, ShardingSettings(), None, SuspensionGate())
+        EventLogs(kind, ShardingSettings(), None, SuspensionGate(), no_snapshot)
 
 
 async def test_one_type_has_queues_of_any_plain_value() -> None:

@@ -22,6 +22,7 @@ from shardbus import (
     event,
     handler,
 )
+from shardbus.store.journals import Journals
 from shardbus.testing import EntityProbe, TestCluster
 from shardbus.wire.stored_state import split_numbered
 
@@ -114,6 +115,14 @@ class Account(EventSourced):
     @handler
     async def forget(self) -> None:
         await self.clear()
+
+    @handler
+    async def try_to_forget(self) -> str:
+        try:
+            await self.clear()
+        except StoreUnavailable as error:
+            return f"in doubt: definite {error.definite}, {self.state.amount} left"
+        return "cleared"
 
     @handler
     async def snapshot(self) -> None:
@@ -245,6 +254,41 @@ async def test_an_event_in_doubt_is_folded_if_it_is_stored_and_only_then(seed: i
         assert await probe.ask("seen") == expected
         await probe.crash()
         assert await probe.ask("seen") == expected
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_a_clear_in_doubt_is_done_if_it_is_stored_and_only_then(seed: int) -> None:
+    """The state stays until the store has the empty one; the next persist looks first."""
+    async with EntityProbe(Account, "a", seed=seed) as probe:
+        await probe.ask("deposit", 1)
+        await probe.ask("snapshot")
+        await probe.ask("deposit", 2)
+        probe.store.fail(1.0)
+        answer = await probe.ask("try_to_forget", timeout=60.0)
+        assert answer == "in doubt: definite False, 3 left"
+        probe.store.start()
+        stored = split_numbered(probe.store._server.data.states["account", "a"].data)[0]
+        expected = [1, 2, 3] if stored == 1 else [3]
+        assert await probe.ask("deposit", 3) == sum(expected)
+        assert await probe.ask("seen") == expected
+        await probe.crash()
+        assert await probe.ask("seen") == expected
+
+
+async def test_a_clear_whose_events_stay_is_not_called_undone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def trim(*place: object) -> None:
+        raise StoreUnavailable("away", definite=True)
+
+    async with EntityProbe(Account, "a") as probe:
+        await probe.ask("deposit", 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(Journals, "trim", trim)
+            assert await probe.ask("try_to_forget") == "in doubt: definite False, 0 left"
+        assert await probe.ask("deposit", 2) == 2
+        await probe.crash()
+        assert await probe.ask("seen") == [2]
 
 
 async def test_a_store_that_is_away_fails_the_command_and_loses_nothing() -> None:

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from shardbus import Entity, Rejection, ShardBus, handler
+from shardbus import Entity, EventSourced, Rejection, ShardBus, event, handler
 from shardbus.admin.pages import shards as shard_pages
 from shardbus.errors import EntityFailed
 from shardbus.ids import shard_of
@@ -22,6 +22,11 @@ CALLS: list[tuple[str, str, str, datetime]] = []
 class Count:
     fired: int = 0
     log: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Rang:
+    times: int
 
 
 def application(shards: int = 8) -> ShardBus:
@@ -79,6 +84,41 @@ def application(shards: int = 8) -> ShardBus:
             CALLS.append((self.context.entity_id, "ring", reminder.delivery, self.context.now()))
             self.state.fired += 1
             await self.save()
+
+        @handler
+        async def wipe(self) -> None:
+            await self.clear()
+
+        @handler
+        def seen(self) -> tuple[int, int]:
+            return self.state.fired, len(self.context.reminders())
+
+        @handler
+        def note(self) -> None:
+            self.state.log.append("noted")
+
+    @bus.entity(name="sourced", shards=shards)
+    class Sourced(EventSourced):
+        state: Count
+
+        @event
+        def rang(self, rang: Rang) -> None:
+            self.state.fired += rang.times
+
+        @handler
+        async def set(self, seconds: float, saves: bool) -> None:
+            await self.context.remind("ring", after=seconds)
+            if saves:
+                await self.save()
+
+        @handler
+        async def note(self) -> None:
+            await self.persist(Rang(1))
+
+        @handler
+        async def ring(self) -> None:
+            CALLS.append((self.context.entity_id, "ring", "", self.context.now()))
+            await self.persist(Rang(1))
 
         @handler
         async def wipe(self) -> None:
@@ -176,14 +216,21 @@ async def test_a_handler_that_raises_has_set_only_what_it_saved(saves: bool) -> 
         assert await client.call("stored", "b", "seen") == [0, 0]
 
 
-async def test_a_cleared_entity_has_no_reminders() -> None:
+@pytest.mark.parametrize("kind", ["stored", "sourced"])
+@pytest.mark.parametrize("delivered", [False, True])
+async def test_a_cleared_entity_has_no_reminders(kind: str, delivered: bool) -> None:
+    """Also where something of the entity stays: the number of an event, or of a delivery."""
     async with TestCluster(application(), nodes=1, seed=7) as cluster:
         client = cluster.client()
-        await client.call("stored", "a", "set", 60, True)
-        await client.call("stored", "a", "wipe")
-        assert await client.call("stored", "a", "seen") == [0, 0]
+        if delivered:
+            await client.tell(kind, "a", "note", ack=True)
+        await client.call(kind, "a", "set", 60, True)
+        assert (await client.call(kind, "a", "seen"))[1] == 1
+        await client.call(kind, "a", "wipe")
+        assert await client.call(kind, "a", "seen") == [0, 0]
         await cluster.advance(120)
         assert CALLS == []
+        assert await client.call(kind, "a", "seen") == [0, 0]
 
 
 async def test_a_shard_whose_node_has_left_gets_a_home_without_a_message() -> None:
