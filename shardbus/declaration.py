@@ -219,6 +219,7 @@ def checked_events(
         raise ConfigError(f"{kind!r}: carry is not for event-sourced classes: they replay")
     if settings.state_ttl:
         raise ConfigError(f"{kind!r}: state_ttl would remove snapshots whose events are trimmed")
+    events.state_class = type(states.cls())
     return events
 
 

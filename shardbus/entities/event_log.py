@@ -173,23 +173,23 @@ class EventLog:
         logs = self._logs
         entity.context._acting("persist")
         write = logs.events.write
-        entries = tuple([write(event) for event in events])
-        if not entries:
+        written = [write(event) for event in events]
+        if not written:
             return
+        entries = tuple([event.entry for event in written])
         async with self._turn:
             if self._state is not LogState.KNOWN:
                 await self.catch_up(entity)
             activation = entity.context._acting("persist")
             await self._append(activation, entries)
+            for projection in logs.projections:  # of what is stored, whatever its fold does
+                projection.news(self._activation.shard.shard, self._activation.key)
             self._state = LogState.STALE
-            for event in events:
-                logs.events.apply(entity, event)
+            logs.events.apply(entity, written)
             self.number += len(entries)
             self._state = LogState.KNOWN
             if logs.snapshot_after and self.number >= self._due:
                 await self._snapshot_due(entity)
-        for projection in logs.projections:
-            projection.news(self._activation.shard.shard, self._activation.key)
         if logs.gate.close_if_due():
             await logs.gate.passed()
 

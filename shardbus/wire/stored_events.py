@@ -7,6 +7,10 @@ class at one version. An older version is read as a plain value, goes through th
 each version to the next, and is decoded then. A field that is added with a default, or removed,
 needs no version.
 
+A fold gets the event that is read from the stored form, also right after it was persisted: so it
+makes the same state at each replay, and shares no list with the handler. An exception of a fold is
+a failure of any class, also a Rejection: the event is stored, so there is nothing to refuse.
+
 An event whose name no fold has, or that does not fit, is StateUnreadable: a state without it would
 be wrong.
 
@@ -21,8 +25,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from shardbus.error_text import text_of, type_name
-from shardbus.errors import ConfigError, SchemaError, StateUnreadable
+from shardbus.error_text import callable_name, is_a, text_of, type_name
+from shardbus.errors import ConfigError, Rejection, SchemaError, StateUnreadable, Unhandled
 from shardbus.wire.misfit import described
 from shardbus.wire.proofs import Proof, proof_of
 from shardbus.wire.round_trip import check_same
@@ -66,17 +70,29 @@ class EventForm:
         encode = msgspec.msgpack.encode
         self.head = b"\x93" + encode(self.name) + encode(self.version)
 
-    def write(self, event: object) -> bytes:
-        """Return the stored form of an event. Raises SchemaError if its class would read another
-        one."""
+    def write(self, event: object) -> WrittenEvent:
+        """Write an event. Raises SchemaError if its class would read another one."""
         try:
             if self.proof(event):
-                return self.head + pack_whole(event)
-            data = self.pack(event)
-            check_same(event, self.decode(data))
+                data = pack_whole(event)
+                read = self.decode(data)
+            else:
+                data = self.pack(event)
+                read = self.decode(data)
+                check_same(event, read)
         except BaseException as error:  # a class of the application's may raise anything
             raise SchemaError(f"cannot store the event {self.name}: {described(error)}") from None
-        return self.head + data
+        return WrittenEvent(self.head + data, self, read)
+
+
+class WrittenEvent(NamedTuple):
+    """An event that is about to be stored."""
+
+    entry: bytes
+    """The stored form."""
+    form: EventForm
+    read: object
+    """The event, as it is read from the stored form."""
 
 
 class EventCodec:
@@ -88,6 +104,8 @@ class EventCodec:
         self._by_name: dict[str, EventForm] = {}
         self.upcasters: dict[tuple[str, int], Upcaster] = {}
         """By the name and the version that they take."""
+        self.state_class: type = object
+        """The class of the state."""
         for form in forms:
             for known in (self._by_class.get(form.cls), self._by_name.get(form.name)):
                 if known is not None:
@@ -114,8 +132,8 @@ class EventCodec:
             )
         return found
 
-    def write(self, event: object) -> bytes:
-        """Return the stored form of an event.
+    def write(self, event: object) -> WrittenEvent:
+        """Write an event.
 
         Raises:
             ConfigError: the type has no fold of it. SchemaError: its class would read another one.
@@ -123,11 +141,30 @@ class EventCodec:
         form = self._by_class.get(type(event)) or self.form(type(event))
         return form.write(event)
 
-    def apply(self, entity: Any, event: object) -> None:
-        """Fold an event into the state of an entity. Raises the fold's own errors."""
-        state = self._by_class[type(event)].fold(entity, event)
-        if state is not None:
-            entity.state = state
+    def apply(self, entity: Any, written: Iterable[WrittenEvent]) -> None:
+        """Fold events, which are stored now, into the state of an entity. Raises the folds' own
+        errors, but none that would be an answer to a message."""
+        try:
+            for event in written:
+                self._fold(event.form, entity, event.read)
+        except BaseException as error:
+            if is_a(error, Rejection, Unhandled):
+                raise RuntimeError(f"a fold raised {described(error)}") from error
+            raise
+
+    def _fold(self, form: EventForm, entity: Any, event: object) -> None:
+        """Fold an event into the state of an entity.
+
+        Raises:
+            TypeError: the fold returned something else than a state. The fold's own errors.
+        """
+        state = form.fold(entity, event)
+        if state is None:
+            return
+        if not isinstance(state, self.state_class) and not _is_number(state, self.state_class):
+            fold, made, cls = callable_name(form.fold), type_name(state), self.state_class.__name__
+            raise TypeError(f"{fold} returned {made}; a fold returns a {cls} as the state, or None")
+        entity.state = state
 
     def replay(self, entity: Any, entity_id: str, first: int, entries: Iterable[bytes]) -> int:
         """Fold stored events, the first of which has this number, into the state of an entity.
@@ -136,7 +173,7 @@ class EventCodec:
         Raises:
             StateUnreadable: an event cannot be read, or its fold raises.
         """
-        number, by_name, head = first - 1, self._by_name, _HEAD.decode
+        number, by_name, head, fold = first - 1, self._by_name, _HEAD.decode, self._fold
         name, version = "", 0
         try:
             for entry in entries:
@@ -147,9 +184,7 @@ class EventCodec:
                     event = form.decode(bytes(raw))
                 else:
                     event, form = self._upcast(name, version, bytes(raw))
-                state = form.fold(entity, event)
-                if state is not None:
-                    entity.state = state
+                fold(form, entity, event)
         except BaseException as error:
             raise self._unreadable(entity_id, number, name, version, error) from error
         return number
@@ -198,6 +233,11 @@ class EventCodec:
                 raise LookupError(f"there is no upcaster from version {older}")
             value = self.upcasters[name, older](value)
         return form.decode(encode_value(value)), form
+
+
+def _is_number(state: object, cls: type) -> bool:
+    """True for an int where the state is a float, as in fields."""
+    return cls is float and type(state) is int
 
 
 def stored_event(entry: bytes) -> StoredEvent:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -254,6 +256,123 @@ async def test_an_event_in_doubt_is_folded_if_it_is_stored_and_only_then(seed: i
         assert await probe.ask("seen") == expected
         await probe.crash()
         assert await probe.ask("seen") == expected
+
+
+@dataclass(frozen=True)
+class Sold:
+    at: datetime
+    price: float
+    lines: list[int]
+
+
+@dataclass(frozen=True)
+class Plain:
+    lines: list[int]
+
+
+@dataclass
+class Sales:
+    sold: list[str] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+
+
+async def test_a_fold_gets_the_same_event_live_and_at_a_replay() -> None:
+    """Not the object that was persisted: another zone, another number, a list that changes."""
+    bus = ShardBus("own")
+
+    @bus.entity(name="shop")
+    class Shop(EventSourced):
+        state: Sales
+
+        @event
+        def on_sold(self, event: Sold) -> None:
+            self.state.sold.append(f"{event.at.isoformat()} {event.price!r}")
+            self.state.lines = event.lines
+
+        @event
+        def on_plain(self, event: Plain) -> None:
+            self.state.lines = event.lines
+
+        @handler
+        async def sell(self) -> None:
+            at = datetime(2026, 7, 2, 0, 30, tzinfo=ZoneInfo("Europe/Berlin"))
+            lines = [1]
+            await self.persist(Sold(at, 3, lines))
+            lines.append(2)
+
+        @handler
+        async def put(self) -> None:
+            lines = [3]
+            await self.persist(Plain(lines))
+            lines.append(4)
+
+        @handler
+        def look(self) -> tuple[list[str], list[int]]:
+            return self.state.sold, self.state.lines
+
+    async with EntityProbe(Shop, "a") as probe:
+        for command in ("sell", "put"):
+            await probe.ask(command)
+            live = await probe.ask("look")
+            await probe.crash()
+            assert await probe.ask("look") == live
+
+
+@pytest.mark.parametrize("way", ["Rejection", "Unhandled", "ValueError", "result"])
+@pytest.mark.parametrize("caught", [False, True])
+async def test_a_fold_that_fails_is_a_failure_and_no_answer(
+    way: str, caught: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its event is stored, so the entity starts again with what is stored; a handler that catches
+    the error changes nothing of that."""
+    bus, fails = ShardBus("own"), [True]
+
+    @bus.entity(name="odd")
+    class Odd(EventSourced):
+        state: Balance
+
+        @event
+        def known(self, event: Known) -> Any:
+            self.state.seen.append(event.n)
+            if not fails or event.n != 2:
+                return None
+            if way == "Rejection":
+                raise TooLittle(0)
+            if way == "Unhandled":
+                self.unhandled(event)
+            if way == "ValueError":
+                raise ValueError("odd")
+            return 5
+
+        @handler
+        async def put(self, n: int) -> list[int]:
+            try:
+                await self.persist(Known(n))
+            except Exception:
+                if not caught:
+                    raise
+            return self.state.seen
+
+    text = {
+        "Rejection": "a fold raised TooLittle",
+        "Unhandled": "a fold raised Unhandled",
+        "ValueError": "odd",
+        "result": "known returned int; a fold returns a Balance as the state, or None",
+    }[way]
+    async with EntityProbe(Odd, "a") as probe:
+        assert await probe.ask("put", 1) == [1]
+        if caught:
+            await probe.ask("put", 2)
+        else:
+            with pytest.raises(EntityFailed, match=text):
+                await probe.ask("put", 2)
+            assert text in caplog.text
+            with pytest.raises(EntityFailed, match="event 2 of odd 'a'"):
+                await probe.ask("put", 3, timeout=30.0)
+        fails.clear()
+        assert await probe.ask("put", 3, timeout=60.0) == [1, 2, 3]
+        await probe.crash()
+        assert await probe.ask("put", 4) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("seed", range(6))

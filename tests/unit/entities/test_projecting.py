@@ -17,8 +17,10 @@ from shardbus import (
     Entity,
     EventSourced,
     Projection,
+    Rejection,
     RequestError,
     ShardBus,
+    Unhandled,
     event,
     handler,
 )
@@ -68,6 +70,8 @@ class Outside:
         """The numbers of the events that arrived, by account."""
         self.fails: set[tuple[str, int]] = set()
         """Account and number of events whose handler raises."""
+        self.error: Exception = ValueError("cannot read this")
+        """The error that it raises."""
 
 
 def declared(*, projections: bool = True, **options: Any) -> Any:
@@ -135,7 +139,7 @@ def declared(*, projections: bool = True, **options: Any) -> Any:
             self.state.amounts.append(event.amount)
             self.state.numbers.append(self.event_number)
             if (self.source_id, self.event_number) in outside.fails:
-                raise ValueError("cannot read this")
+                raise outside.error
             self.deliver(self.context.ref(Bank, "all").add, event.amount)
 
         @event
@@ -281,8 +285,15 @@ async def test_nothing_is_lost_when_every_node_ends_and_none_gets_a_message(end:
         assert number_of(cluster, "ada/statement") == number_of(cluster, "bob/statement") == 3
 
 
-async def test_an_event_that_fails_is_never_skipped_and_stops_its_own_part_alone() -> None:
+@pytest.mark.parametrize(
+    "error", [ValueError("cannot read this"), Rejection("no"), Unhandled("no")]
+)
+async def test_an_event_that_fails_is_never_skipped_and_stops_its_own_part_alone(
+    error: Exception,
+) -> None:
+    """Nor is one that is refused: there is no message to refuse."""
     app = declared()
+    app.outside.error = error
     async with TestCluster(app.bus, nodes=1, seed=3) as cluster:
         client = cluster.client()
         app.outside.fails.add(("ada", 3))
@@ -292,7 +303,7 @@ async def test_an_event_that_fails_is_never_skipped_and_stops_its_own_part_alone
         projecting = cluster.nodes[0]._host("statement").runner.projecting
         [(source, part)] = projecting.failing(10)
         assert (source, part.state.value, part.number, part.raised) == ("ada", "stopped", 3, 10)
-        assert part.error == "ValueError: cannot read this"
+        assert part.error == f"{type(error).__name__}: {error}"
         assert number_of(cluster, "ada/statement") == 2
         ada = client.ref(app.Statement, "ada/statement")
         assert await ada.lines() == [1, 2], "the state is as it was before the event"
