@@ -48,8 +48,8 @@ WATCHED = {
     "shardbus/client/towards.py Towards._deliver": "the caller gets it, as of any tell",
     "shardbus/client/stored.py call_each": "`gather` takes the results",
     "shardbus/client/work_queue.py ClientQueue.run": "the group raises its error",
-    "shardbus/client/thread_bridge.py ThreadBridge.run": "the waiting thread gets its result or its"
-    " error",
+    "shardbus/client/thread_bridge.py ThreadBridge._begin": "the waiting thread gets its result or"
+    " its error",
     "shardbus/client/thread_bridge.py ThreadBridge._send": "it waits for room, which never fails",
     "shardbus/simulation/nodes/world.py SimProcess.spawn": "the loop's exception handler records a"
     " defect",

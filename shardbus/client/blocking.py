@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import os
 import threading
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -28,6 +29,7 @@ from shardbus.client.work_queue import (
     HasValues,
     Work,
 )
+from shardbus.errors import LocalProtocolError, NodeLost
 from shardbus.ids import check_id
 from shardbus.routing.refs import Ref, milliseconds, named, pack, question
 from shardbus.routing.region import Region
@@ -48,6 +50,23 @@ V = TypeVar("V")
 
 SET_BY_OPENING = ("_bridge", "_client", "_to")
 """The attributes of a client that it has once it is open."""
+
+
+CLOSING_S = 10.0
+"""How long `close` waits for another thread that closes the client."""
+
+
+def each(
+    run: Callable[[Callable[[], Awaitable[Any]]], Any], items: AsyncGenerator[T, None]
+) -> Generator[T, None, None]:
+    """Yield what an asynchronous generator of the client's loop yields; the thread waits. The
+    generator is closed at the end, unless the loop has ended or does not get to it."""
+    try:
+        while True:
+            yield run(lambda: anext(items))
+    finally:
+        with contextlib.suppress(LocalProtocolError, NodeLost, RuntimeError):
+            run(items.aclose)
 
 
 class BlockingTowards:
@@ -238,15 +257,26 @@ class Client(BlockingTowards):
         self.close()
 
     def close(self) -> None:
-        """Close the client; call `flush` before to wait until every tell is acknowledged.
+        """Close the client; call `flush` before to wait until every tell is acknowledged. Calls of
+        other threads end: one under way with NodeLost, a later one with LocalProtocolError.
 
         Raises the error of an earlier tell that could not be sent; the client is closed then, too.
         """
         if self._opened and self._thread.is_alive():
             atexit.unregister(self.close)
-            self._bridge.run(self._client.close, last=True)
-            self._stop(self._bridge)
+            if not self._bridge.close():  # another thread closes it
+                self._thread.join(CLOSING_S)
+                return
+            try:
+                self._bridge.run(self._close, last=True)
+            finally:
+                self._stop(self._bridge)
             self._bridge.raise_error()
+
+    async def _close(self) -> None:
+        """End the calls of other threads, so that workers cancel their pulls, and close."""
+        await self._bridge.end_calls()
+        await self._client.close()
 
     async def _open(self) -> AsyncClient:
         client = AsyncClient(
@@ -264,8 +294,7 @@ class Client(BlockingTowards):
         return await client.__aenter__()
 
     def _stop(self, bridge: ThreadBridge) -> None:
-        bridge.close()
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        bridge.stop()
         self._thread.join()
         self._loop.close()
 
@@ -452,12 +481,7 @@ class BlockingData:
     ) -> Generator[tuple[str, Versioned | None], None, None]:
         """Yield keys with their values, and then each change, without an end. The thread waits for
         the next one."""
-        changes = self._data.watch(prefix, r=r)
-        try:
-            while True:
-                yield self._run(lambda: anext(changes))
-        finally:
-            self._run(changes.aclose)
+        yield from each(self._run, self._data.watch(prefix, r=r))
 
 
 class BlockingQueue(Generic[T]):
@@ -487,12 +511,10 @@ class BlockingQueue(Generic[T]):
     ) -> Generator[BlockingWork[T], None, None]:
         """Yield items as they come, without an end, as `ClientQueue.work`: `for work in
         queue.work():`, and `with work:` in it."""
-        items = self._queue.work(most=most, patience=patience)
-        try:
-            while True:
-                yield BlockingWork(self._run, self._run(lambda: anext(items)))
-        finally:
-            self._run(items.aclose)
+        items = each(self._run, self._queue.work(most=most, patience=patience))
+        with contextlib.closing(items):
+            for work in items:
+                yield BlockingWork(self._run, work)
 
 
 class BlockingWork(Generic[T]):
@@ -537,7 +559,11 @@ class BlockingWork(Generic[T]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._run(lambda: self._work.__aexit__(kind, error, trace))
+        try:
+            self._run(lambda: self._work.__aexit__(kind, error, trace))
+        except LocalProtocolError:  # the client is closed: the error of the block is the cause
+            if error is None:
+                raise
 
 
 class BlockingRegion:

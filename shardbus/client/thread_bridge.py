@@ -18,6 +18,12 @@ next call of any thread raises its error.
 An ask ends by its deadline wherever it waits: for room in the queue, in the queue behind tells that
 wait for room in the send buffer, or for its answer. It is not sent if it leaves the queue later.
 
+**Ends.** A thread whose wait ends without an outcome, by an interrupt (Ctrl-C, or an exception of
+another signal handler) or by its deadline, cancels its call in the loop and waits briefly for its
+end. A client that closes refuses new items, cancels the calls under way, whose threads get
+NodeLost, and refuses items that are still queued when the loop stops: no thread waits for a loop
+that has ended.
+
 **Traces.** The span that is current when a thread sends is the parent of its messages. In a client
 with tracing, each item of the queue has the thread's context, unless that has no span. Other calls
 run in a copy of all context variables of the thread. Everything else of the loop runs in an empty
@@ -29,6 +35,7 @@ Source: docs/how-to/send.md, docs/how-to/trace.md; S0.35.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import math
 import threading
@@ -38,12 +45,13 @@ from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
-from shardbus.errors import AskTimeout, BufferFull, LocalProtocolError
+from shardbus.errors import AskTimeout, BufferFull, LocalProtocolError, NodeLost
 from shardbus.ids import check_id
 from shardbus.routing.instance_policies import Choice
 from shardbus.routing.router import LoopSender
 from shardbus.routing.shard_route import NO_ROUTE, ShardRoute
 from shardbus.routing.tracer import Tracer
+from shardbus.task_set import TaskSet
 from shardbus.transport.asks import Key
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.full_entities import Target
@@ -61,6 +69,12 @@ TURN_MAX = 2048
 RETRY_S = 0.01
 GRACE_S = 1.0
 """How long after its deadline a thread waits for the loop, which knows more about the reason."""
+END_S = 1.0
+"""How long cancelled calls may take to end: one of a thread that was interrupted, and those under
+way when the client closes."""
+ROUNDS = 3
+"""How often the tasks are cancelled that have begun while others ended."""
+CLOSED = "the client is closed"
 NO_ROOM = "the send buffer was full for as long as the call may take"
 
 
@@ -68,7 +82,7 @@ class ThreadFuture:
     """The outcome of an ask, for which a thread waits. It has those methods of a future that an
     answer uses; set it once."""
 
-    __slots__ = ("_error", "_lock", "_value", "deadline")
+    __slots__ = ("_lock", "_value", "deadline", "error")
 
     def __init__(self, deadline: float = math.inf) -> None:
         self.deadline = deadline
@@ -76,7 +90,8 @@ class ThreadFuture:
         self._lock = threading.Lock()
         self._lock.acquire()
         self._value: Any = None
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
+        """The outcome, if it is an error."""
 
     def done(self) -> bool:
         """True if there is an outcome."""
@@ -89,7 +104,7 @@ class ThreadFuture:
 
     def set_exception(self, error: BaseException) -> None:
         """Set an error as the outcome."""
-        self._error = error
+        self.error = error
         self._lock.release()
 
     def result(self) -> Any:
@@ -103,20 +118,42 @@ class ThreadFuture:
         if not self._lock.acquire(timeout=-1 if left == math.inf else max(left, 0)):
             raise AskTimeout("no answer in time: the client was busy with earlier messages")
         try:
-            if self._error is not None:
-                raise self._error
+            if self.error is not None:
+                raise self.error
             return self._value
         finally:
             self._lock.release()
+
+
+class Call:
+    """Work that a thread runs in the loop, in its context, and whose outcome it waits for."""
+
+    __slots__ = ("_work", "answer", "context", "given_up", "task")
+
+    def __init__(self, work: Callable[[], Awaitable[Any]], answer: ThreadFuture) -> None:
+        self._work, self.answer, self.given_up = work, answer, False
+        self.context: contextvars.Context = contextvars.copy_context()
+        self.task: asyncio.Task[None] | None = None
+        """The task that does the work; None before it begins."""
+
+    async def run(self) -> None:
+        """Do the work, and hand its result or its error to the thread. If the task is cancelled,
+        the bridge does so, because a task that has not begun cannot."""
+        try:
+            result = await self._work()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as e:
+            self.answer.set_exception(e)
+        else:
+            self.answer.set_result(result)
 
 
 TellItem = tuple[LoopSender, Key, str, bytes]
 """A tell: its sender, key, entity id and payload."""
 AskItem = tuple[LoopSender, Key, str, bytes, int, ThreadFuture, Decode]
 """An ask: as a tell, then its timeout in ms, the waiting future and the decoder of the answer."""
-Job = Callable[[], None]
-"""A call that runs in the loop."""
-Queued = tuple[TellItem | AskItem | Job, Any]
+Queued = tuple[TellItem | AskItem | Call, Any]
 """An item with the trace context to send it under; None, the empty one."""
 
 
@@ -137,7 +174,9 @@ class ThreadBridge:
         """Entities whose tells wait for room, each with a future that is done when it has room."""
         self._refused_since: float | None = None
         self._error: Exception | None = None
-        self._closed = False
+        self._calls: dict[asyncio.Task[None], Call] = {}
+        """The calls under way."""
+        self._closed, self._tasks = False, TaskSet()
         self.tracer: Tracer | None = None
         """The tracer of a client with tracing, once it is open."""
         self.dropped = 0
@@ -158,7 +197,7 @@ class ThreadBridge:
 
     def put(
         self,
-        item: TellItem | AskItem | Job,
+        item: TellItem | AskItem | Call,
         size: int = 0,
         *,
         last: bool = False,
@@ -166,7 +205,7 @@ class ThreadBridge:
         target: Target | None = None,
     ) -> None:
         """Queue an item; wait while the queue is full, or the entity that a tell is for. `last`:
-        leave the error of an earlier tell to `raise_error`.
+        leave the error of an earlier tell to `raise_error`, and queue it even after `close`.
 
         Raises:
             MessageTooLarge: the payload is over the limit. LocalProtocolError: the client is
@@ -188,8 +227,8 @@ class ThreadBridge:
                 if left <= 0:
                     raise BufferFull(NO_ROOM)
                 self._room.wait(None if left == math.inf else left)
-            if self._closed:
-                raise LocalProtocolError("the client is closed")
+            if self._closed and not last:
+                raise LocalProtocolError(CLOSED)
             if not last:
                 self._raise_error()
             self._queue.append((item, context))
@@ -227,30 +266,104 @@ class ThreadBridge:
     def run(
         self, work: Callable[[], Awaitable[T]], *, last: bool = False, within: float = math.inf
     ) -> T:
-        """Run `work` in the loop after everything queued before, and return its result. Raises as
-        `put` and as the work, and AskTimeout after `within` seconds."""
-        answer = ThreadFuture(monotonic() + within)
-
-        async def call() -> None:
-            try:
-                answer.set_result(await work())
-            except BaseException as e:
-                answer.set_exception(e)
-
-        tasks: list[asyncio.Task[None]] = []  # the loop keeps no strong reference to a task
-        here = contextvars.copy_context()
-        begin = lambda: tasks.append(self._loop.create_task(call(), context=here))  # noqa: E731
-        self.put(begin, last=last, deadline=answer.deadline)
-        result: T = answer.result()
+        """Run `work` in the loop after everything queued before, and return its result. If this
+        thread is interrupted, the work is cancelled. Raises as `put` and as the work, AskTimeout
+        after `within` seconds, and NodeLost if the client closes meanwhile."""
+        call = Call(work, ThreadFuture(monotonic() + within))
+        self.put(call, last=last, deadline=call.answer.deadline)
+        try:
+            result: T = call.answer.result()
+        except BaseException as error:
+            if error is not call.answer.error:  # interrupted, or out of time
+                self._give_up(call)
+            raise
         return result
 
-    def close(self) -> None:
-        """Refuse new items, also of threads that wait for room."""
+    def _give_up(self, call: Call) -> None:
+        """Cancel a call whose thread waits no more, and wait up to END_S for its end."""
+        ended = threading.Event()
+
+        def cancel() -> None:
+            call.given_up = True
+            if call.task is None or call.task.done():
+                ended.set()
+            else:
+                call.task.add_done_callback(lambda _: ended.set())
+                call.task.cancel()
+
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and the call has ended
+            self._loop.call_soon_threadsafe(cancel)
+            ended.wait(END_S)
+
+    def close(self) -> bool:
+        """Refuse new items, also of threads that wait for room. Returns False if it was closed."""
         with self._lock:
-            self._closed = True
+            was_open, self._closed = not self._closed, True
             self._room.notify_all()
+        return was_open
+
+    def stop(self) -> None:
+        """Refuse everything, end the tasks of the loop, each within END_S, and stop it. The thread
+        of the loop ends soon afterwards."""
+        self.close()
+        self._loop.call_soon_threadsafe(lambda: self._tasks.spawn(self._stop()))
 
     # ---- the loop
+
+    def _begin(self, call: Call) -> None:
+        """Begin a call, unless its thread waits no more."""
+        if call.given_up:
+            return
+        task = call.task = self._loop.create_task(call.run(), context=call.context)
+        self._calls[task] = call
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        call = self._calls.pop(task, None)
+        if call is not None and task.cancelled():
+            call.answer.set_exception(self._cancelled())
+
+    def _cancelled(self) -> BaseException:
+        """Return the outcome of a call that was cancelled."""
+        return NodeLost(CLOSED) if self._closed else asyncio.CancelledError()
+
+    async def end_calls(self) -> None:
+        """End the calls under way, but the one that runs this: the client is closed. Waits up to
+        END_S for their ends."""
+        mine = asyncio.current_task()
+        tasks = [task for task in self._calls if task is not mine]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=END_S)
+
+    async def _stop(self) -> None:
+        """Refuse what is queued, end every task, and stop the loop, whatever happens."""
+        try:
+            self._take()
+            while self._taken:
+                self._refuse(self._taken.popleft()[0])
+            for _ in range(ROUNDS):  # a task that ends may begin others
+                tasks = asyncio.all_tasks() - {asyncio.current_task()}
+                for task in tasks:
+                    task.cancel()
+                if not tasks or (await asyncio.wait(tasks, timeout=END_S))[1]:
+                    break
+            for call in self._calls.values():
+                call.answer.set_exception(NodeLost(CLOSED))
+            self._calls.clear()
+        finally:
+            self._loop.stop()
+
+    def _refuse(self, item: TellItem | AskItem | Call) -> None:
+        """Refuse an item that the loop does not send any more."""
+        error = LocalProtocolError(CLOSED)
+        if isinstance(item, Call):
+            item.answer.set_exception(error)
+        elif len(item) == 7:
+            item[5].set_exception(error)
+        else:
+            self._failed(error)
 
     def _drain(self) -> None:
         """Send queued items while there is room, TURN_MAX items in one turn."""
@@ -283,12 +396,12 @@ class ThreadBridge:
         return True
 
     def _send(
-        self, item: TellItem | AskItem | Job, context: Any = None
+        self, item: TellItem | AskItem | Call, context: Any = None
     ) -> asyncio.Future[Any] | None:
         """Send one item. Returns an awaitable to wait for before the next one, None if there is
         room."""
-        if not isinstance(item, tuple):
-            item()
+        if isinstance(item, Call):
+            self._begin(item)
             return None
         try:
             if len(item) == 7:

@@ -32,7 +32,7 @@ SITES = {
     "client/contact": {"NodeLost": 1},
     "client/outbox": {"DeliveryFailed": 3},
     "client/regions": {"NodeLost": 1, "UnknownEntityType": 3},
-    "client/thread_bridge": {"AskTimeout": 1, "BufferFull": 3},
+    "client/thread_bridge": {"AskTimeout": 1, "BufferFull": 3, "NodeLost": 2},
     "client/unknown_types": {"AskTimeout": 1, "BufferFull": 1},
     "client/work_queue": {"AskTimeout": 1, "BufferFull": 1, "MessageTooLarge": 1, "NodeLost": 1},
     "cluster": {"NodeLost": 1},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from shardbus.client import blocking
 from shardbus.client.blocking import BlockingTowards, Client
-from shardbus.errors import NodeLost, UnknownEntityType
+from shardbus.errors import LocalProtocolError, NodeLost, UnknownEntityType
 from shardbus.wire.schema import Interface
 
 
@@ -214,3 +215,50 @@ def test_every_step_of_a_call_ends_with_the_time_of_the_call(
     assert bridge.ends_at
     latest = max(102.0, bridge.now)
     assert all(at <= latest for at in bridge.ends_at), f"{bridge.ends_at}, and the call until 102"
+
+
+def test_an_interrupt_of_a_thread_that_waits_for_the_next_item_stays_what_it_is() -> None:
+    async def endless() -> AsyncGenerator[int, None]:
+        yield 1
+
+    errors: list[BaseException] = [KeyboardInterrupt(), RuntimeError("it is running")]
+
+    def run(work: object) -> Any:
+        raise errors.pop(0)
+
+    with pytest.raises(KeyboardInterrupt):
+        next(blocking.each(run, endless()))
+    assert not errors, "the generator is closed"
+
+
+@pytest.mark.parametrize("error", [None, ValueError("the block failed")])
+def test_a_block_of_work_that_ends_after_the_client_raises_its_own_error(
+    error: ValueError | None,
+) -> None:
+    def run(work: object) -> Any:
+        raise LocalProtocolError("the client is closed")
+
+    item: Any = SimpleNamespace(number=1, attempt=1)
+    work: blocking.BlockingWork[int] = blocking.BlockingWork(run, item)
+
+    def block() -> None:
+        with work:
+            if error is not None:
+                raise error
+
+    with pytest.raises(ValueError if error else LocalProtocolError):
+        block()
+
+
+def test_a_client_is_closed_although_its_thread_is_interrupted() -> None:
+    class Interrupted(FakeAsyncClient):
+        async def close(self) -> None:
+            raise KeyboardInterrupt
+
+    with patch.object(blocking, "AsyncClient", Interrupted):
+        client = Client("tcp://h:1", cluster="shop")
+        client.flush()
+        with pytest.raises(KeyboardInterrupt):
+            client.close()
+        assert not client._thread.is_alive()
+        client.close()

@@ -8,14 +8,22 @@ import contextvars
 import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
-from shardbus.client.thread_bridge import ITEM_BYTES, QUEUE_BYTES, ThreadBridge
-from shardbus.errors import AskTimeout, BufferFull, LocalProtocolError, UnknownEntityType
+from shardbus.client import thread_bridge
+from shardbus.client.thread_bridge import ITEM_BYTES, QUEUE_BYTES, ThreadBridge, ThreadFuture
+from shardbus.errors import (
+    AskTimeout,
+    BufferFull,
+    LocalProtocolError,
+    NodeLost,
+    UnknownEntityType,
+)
 from shardbus.wire.schema import decode_value
 from tests.virtual_time import virtual
-from tests.waiting import PATIENCE_S
+from tests.waiting import IDLE_S, PATIENCE_S, until
 
 KEY = ("page", "add")
 
@@ -275,6 +283,106 @@ def test_closing_refuses_threads_that_wait_for_room(queue: Queue) -> None:
     thread.join(PATIENCE_S)
     assert "closed" in str(outcome[0])
     queue.free(room)
+
+
+class Waiting:
+    """A thread in a call that does not end by itself, and if it is stubborn, not at once when it is
+    cancelled."""
+
+    def __init__(self, queue: Queue, *, stubborn: bool = False) -> None:
+        self.begun, self.cancelled = threading.Event(), threading.Event()
+        self.stubborn = stubborn
+        self.outcome: BaseException | None = None
+        self.thread = threading.Thread(target=self._call, args=(queue,), daemon=True)
+
+    def _call(self, queue: Queue) -> None:
+        try:
+            queue.bridge.run(self.work)
+        except BaseException as e:
+            self.outcome = e
+
+    async def work(self) -> None:
+        self.begun.set()
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if not self.stubborn or self.cancelled.is_set():
+                    raise
+            finally:
+                self.cancelled.set()
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_each_thread_that_waits_gets_an_error_when_the_client_stops(
+    queue: Queue, stubborn: bool
+) -> None:
+    under_way, queued = Waiting(queue, stubborn=stubborn), Waiting(queue)
+    under_way.thread.start()
+    assert under_way.begun.wait(PATIENCE_S)
+    queue.hold()
+    queue.sender.enough = (1, threading.Event())
+    queue.tell("first")
+    assert queue.sender.enough[1].wait(PATIENCE_S)  # later items wait behind it
+    queue.tell("never sent")
+    queued.thread.start()
+    queued_both = until(lambda: len(queue.bridge._queue) == 2, "the call is queued behind the tell")
+    asyncio.run(queued_both)
+    with patch.object(thread_bridge, "END_S", 0.05):
+        queue.bridge.stop()
+        for waiting in (under_way, queued):
+            waiting.thread.join(IDLE_S)
+        queue.thread.join(IDLE_S)
+    assert isinstance(under_way.outcome, NodeLost)
+    assert under_way.cancelled.is_set()
+    assert isinstance(queued.outcome, LocalProtocolError)
+    assert not queued.begun.is_set()
+    assert queue.bridge.dropped == 1, "a tell that is not sent is counted"
+    assert not queue.thread.is_alive()
+    for task in asyncio.all_tasks(queue.loop):
+        task.cancel()
+        queue.loop.run_until_complete(asyncio.wait([task]))
+    with pytest.raises(LocalProtocolError, match="closed"):
+        queue.tell("later")
+
+
+def test_the_calls_of_other_threads_end_before_the_client_closes(queue: Queue) -> None:
+    waiting = Waiting(queue)
+    waiting.thread.start()
+    assert waiting.begun.wait(PATIENCE_S)
+    assert queue.bridge.close()
+    assert not queue.bridge.close(), "one thread closes a client"
+    queue.bridge.run(queue.bridge.end_calls, last=True)
+    waiting.thread.join(IDLE_S)
+    assert isinstance(waiting.outcome, NodeLost)
+
+
+def test_a_call_of_a_thread_that_is_interrupted_is_cancelled(queue: Queue) -> None:
+    waiting = Waiting(queue)
+
+    def interrupted(_: object) -> None:
+        assert waiting.begun.wait(PATIENCE_S)
+        raise KeyboardInterrupt
+
+    with patch.object(ThreadFuture, "result", interrupted), pytest.raises(KeyboardInterrupt):
+        queue.bridge.run(waiting.work)
+    assert waiting.cancelled.is_set(), "it has ended before the thread goes on"
+
+
+def test_a_call_that_its_thread_gives_up_in_the_queue_does_not_begin(queue: Queue) -> None:
+    waiting = Waiting(queue)
+    room = queue.hold()
+    queue.sender.enough = (1, threading.Event())
+    queue.tell("first")
+    assert queue.sender.enough[1].wait(PATIENCE_S)
+    with (
+        patch.object(ThreadFuture, "result", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        queue.bridge.run(waiting.work)
+    queue.free(room)
+    assert queue.ask("next") == "next"
+    assert not waiting.begun.is_set()
 
 
 def test_the_loop_sends_without_the_context_variables_of_the_thread_that_woke_it() -> None:
