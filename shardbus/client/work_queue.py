@@ -110,13 +110,40 @@ def _closed(error: LocalProtocolError, repeats: bool) -> NodeLost:
     return lost
 
 
+async def _handled(handle: Callable[[T], Awaitable[object]], value: T) -> None:
+    """Call the application's function. A CancelledError that does not cancel this task, as of
+    another task that the function has awaited, is a failure.
+
+    Raises:
+        RuntimeError: for such a CancelledError.
+    """
+    task = asyncio.current_task()
+    begun = task.cancelling() if task is not None else 0
+    try:
+        await handle(value)
+    except asyncio.CancelledError as error:
+        if task is None or task.cancelling() > begun:
+            raise
+        raise RuntimeError(f"the call raised {described(error)}") from error
+
+
 class _Entry:
-    """One put value or one confirmed number, with the outcome for its caller."""
+    """One put value or one confirmed number, with the outcome for its caller, who waits until this
+    time of the loop."""
 
-    __slots__ = ("body", "number", "outcome")
+    __slots__ = ("body", "number", "outcome", "until")
 
-    def __init__(self, body: bytes, number: int, outcome: asyncio.Future[None]) -> None:
-        self.body, self.number, self.outcome = body, number, outcome
+    def __init__(
+        self, body: bytes, number: int, outcome: asyncio.Future[None], until: float
+    ) -> None:
+        self.body, self.number, self.outcome, self.until = body, number, outcome, until
+
+
+def wait_of(batch: list[_Entry], now: float) -> float:
+    """Return the seconds for which a put waits at the queue for room: at most half of the time that
+    the first of its callers has, so that the answer comes before the caller gives up."""
+    left = [entry.until - now for entry in batch if not entry.outcome.done()]
+    return max(0.0, min([PUT_WAIT_S, *(seconds / 2 for seconds in left)]))
 
 
 class SharedRequests:
@@ -131,8 +158,10 @@ class SharedRequests:
         self._waiting: deque[_Entry] = deque()
         self._sending = False
         self._number = 0
+        self.is_short_of_room = False
+        """True if the last answer left some entries: there was no room."""
         self.trouble: Exception | None = None
-        """The last outcome of a request that is repeated; None: there was no room."""
+        """The error after which a request is repeated; None if there is none, or an answer."""
 
     async def add(self, entries: Iterable[tuple[bytes, int]], timeout: float) -> None:
         """Send entries, each with its body and its number, or 0 for the next one. Returns once
@@ -142,10 +171,11 @@ class SharedRequests:
             TimeoutError: they are not done in time. RequestError: they are refused.
         """
         loop = asyncio.get_running_loop()
-        own = [_Entry(body, number, loop.create_future()) for body, number in entries]
+        until = loop.time() + timeout
+        own = [_Entry(body, number, loop.create_future(), until) for body, number in entries]
         self._waiting.extend(own)
         if own and not self._sending:
-            self._sending = True
+            self._sending, self.is_short_of_room, self.trouble = True, False, None
             self._tasks.spawn(self._run())
         try:
             async with asyncio.timeout(timeout):
@@ -165,9 +195,10 @@ class SharedRequests:
                 try:
                     done = await self._send(batch)
                 except LocalProtocolError as error:  # the client is closed
-                    failures = 0
+                    failures, self.is_short_of_room = 0, False
                     self._end(len(batch), error if repeats is None else _closed(error, repeats))
                 except Exception as error:  # each caller gets it
+                    self.is_short_of_room = False
                     if may_repeat(error):
                         failures, self.trouble = failures + 1, error
                     else:
@@ -175,6 +206,7 @@ class SharedRequests:
                         self._end(len(batch), error)
                 else:
                     failures, self.trouble = 0 if done else failures + 1, None
+                    self.is_short_of_room = done < len(batch)
                     self._end(done, None)
                 repeats = bool(self._sent)
                 if failures:
@@ -265,7 +297,7 @@ class ClientQueue(Generic[T]):
         try:
             await self._puts.add([(body, 0) for body in bodies], timeout)
         except TimeoutError:
-            if self._puts.trouble is not None:
+            if not self._puts.is_short_of_room:
                 raise self._late("put", timeout, self._puts.trouble) from None
             full = BufferFull(
                 f"the queue {self._ref.entity_id!r} is full",
@@ -282,9 +314,10 @@ class ClientQueue(Generic[T]):
         return AskTimeout(f"the queue {name!r} has not answered a {what} in {timeout:g} s{last}")
 
     async def _send_puts(self, batch: list[_Entry]) -> int:
-        ref = self._ref.within(PUT_WAIT_S + ANSWER_S)
+        wait = wait_of(batch, asyncio.get_running_loop().time())
+        ref = self._ref.within(wait + ANSWER_S)
         bodies = [entry.body for entry in batch]
-        done: int = await ref.put(bodies, self.name, batch[0].number, PUT_WAIT_S)
+        done: int = await ref.put(bodies, self.name, batch[0].number, wait)
         return done
 
     # ---- workers
@@ -358,13 +391,14 @@ class ClientQueue(Generic[T]):
         self, handle: Callable[[T], Awaitable[object]], *, at_once: int = 1, most: int = 1
     ) -> None:
         """Call an async function with each value, in `at_once` tasks, until this call is cancelled.
-        An item whose call raises is given back with the error, which is logged."""
+        An item whose call raises is given back with the error, which is logged; CancelledError is
+        an error, too, unless the task of the call is being cancelled."""
 
         async def one() -> None:
             async for work in self.work(most=most):
                 try:
                     async with work:
-                        await handle(work.value)
+                        await _handled(handle, work.value)
                 except Exception as error:  # whatever the application raises
                     name, text = self._ref.entity_id, described(error)
                     log.warning("item %d of %r failed: %s", work.number, name, text)

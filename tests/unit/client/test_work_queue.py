@@ -23,7 +23,7 @@ from shardbus import (
     UnknownEntityType,
 )
 from shardbus.client import work_queue
-from shardbus.client.work_queue import BATCH_BYTES, ClientQueue, Work
+from shardbus.client.work_queue import BATCH_BYTES, ClientQueue, Work, wait_of
 from shardbus.delivery import WorkQueue
 from shardbus.testing import EntityProbe
 from tests.virtual_time import virtual
@@ -190,6 +190,33 @@ async def test_a_pull_that_a_close_ends_raises_its_last_error() -> None:
         await queue.pull()
     with pytest.raises(LocalProtocolError):
         await queue.pull()
+
+
+@virtual
+@pytest.mark.parametrize("timeout", [3.0, 9.0])
+async def test_a_put_whose_request_is_still_under_way_has_no_answer(timeout: float) -> None:
+    home = Home()
+    queue = ClientQueue(home, Jobs, "a")
+    home.answer(0, 1, *[0] * 1000)
+    await queue.put("it was full once")
+    with pytest.raises(BufferFull):
+        await queue.put("it is full", timeout=timeout)
+    await asyncio.sleep(timeout)
+    home.gate.clear()
+    with pytest.raises(AskTimeout, match=f"has not answered a put in {timeout:g} s") as late:
+        await queue.put("no answer", timeout=timeout)
+    assert not late.value.definite
+
+
+@virtual
+async def test_a_put_waits_at_the_queue_for_half_of_its_time_at_most() -> None:
+    home = Home()
+    queue = ClientQueue(home, Jobs, "a")
+    home.answer(*[1] * 4)
+    for timeout in (30.0, 10.0, 2.0, 0.5):
+        await queue.put("a", timeout=timeout)
+    assert [seen[4] for seen in home.seen] == [5.0, 5.0, 1.0, 0.25]
+    assert wait_of([], 0.0) == 5.0
 
 
 @virtual
@@ -403,6 +430,52 @@ def test_run_works_until_it_is_cancelled_and_survives_a_failing_call() -> None:
         probe.run(scenario())
         assert sorted(done) == ["even", "last", "odd"]
         assert tries == {"even": 1, "odd": 3, "last": 1}
+
+
+def test_run_takes_a_cancellation_of_another_task_for_a_failure() -> None:
+    with EntityProbe(Jobs, "a") as probe:
+        done: list[str] = []
+
+        async def handle(value: str) -> None:
+            if value == "odd" and "last" not in done:
+                helper = asyncio.ensure_future(asyncio.Event().wait())
+                asyncio.get_running_loop().call_soon(helper.cancel)
+                await helper
+            done.append(value)
+
+        async def scenario() -> bool:
+            queue = probe.client.queue(Jobs, "a")
+            workers = asyncio.ensure_future(queue.run(handle))
+            await queue.put_many(["odd", "last"])
+            await until(lambda: len(done) == 2 or workers.done())
+            workers.cancel()
+            await asyncio.wait([workers])
+            return workers.cancelled()
+
+        assert probe.run(scenario()), "run ends when it is cancelled"
+        assert done == ["last", "odd"]
+
+
+def test_run_gives_items_back_without_an_error_when_it_is_cancelled() -> None:
+    with EntityProbe(Jobs, "a") as probe:
+
+        async def scenario() -> list[tuple[int, str]]:
+            begun = asyncio.Event()
+
+            async def handle(value: str) -> None:
+                begun.set()
+                await asyncio.Event().wait()
+
+            queue = probe.client.queue(Jobs, "a")
+            workers = asyncio.ensure_future(queue.run(handle))
+            await queue.put("a")
+            await begun.wait()
+            workers.cancel()
+            await asyncio.wait([workers])
+            shown = await probe.ref.show()
+            return [(item["attempts"], item["error"]) for item in shown["items"]]
+
+        assert probe.run(scenario()) == [(0, "")]
 
 
 async def test_a_test_that_is_not_in_virtual_time_uses_a_queue_by_its_client() -> None:
