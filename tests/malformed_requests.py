@@ -247,7 +247,7 @@ BODIES = (
     b'"text"',
     b"null",
     b'{"$bytes": "?"}',
-    b'{"$map": [[[1], 2]]}',
+    b'{"$map": [[{}, 2]]}',
     b'{"$ext": [999, "YQ=="]}',
     b'{"$time": "yesterday"}',
     b'{"$float": "much"}',

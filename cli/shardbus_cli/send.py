@@ -198,10 +198,11 @@ def plain(answer: object) -> object:
 
 
 def as_text(reply: object) -> str:
-    """Return the answer as JSON on one line. Bytes are Base64."""
-    import msgspec
+    """Return the answer as JSON on one line. Bytes are Base64; an extension, and a map with tuples
+    as keys, are as in an export."""
+    from shardbus.wire.plain_json import shown_json
 
-    return msgspec.json.encode(reply).decode()
+    return shown_json(reply)
 
 
 def _with_client(

@@ -11,6 +11,10 @@
 Everything else is the same in both. A value that is not the same after both ways, as a number in
 single precision, is the caller's to notice.
 
+**Answers** that a command prints are for reading (`shown_json`): bytes are Base64 and times are
+text, as other programs write them, and only an extension, and a map with keys that JSON cannot have
+as text, such as tuples, have their marks.
+
 Source: docs/how-to/keep-state.md.
 """
 
@@ -69,6 +73,34 @@ def from_json(value: Any, path: str = "$") -> Any:
     return {key: from_json(one, f"{path}.{key}") for key, one in value.items()}
 
 
+def _key(value: Any) -> Any:
+    """Return a key of a map as it was: a list in JSON was a tuple."""
+    return tuple(_key(one) for one in value) if isinstance(value, list) else value
+
+
+def shown_json(value: Any) -> str:
+    """Return a value as JSON on one line, for reading."""
+    return msgspec.json.encode(_shown(value)).decode()
+
+
+def _shown(value: Any) -> Any:
+    match value:
+        case msgspec.msgpack.Ext():
+            return to_json(value)
+        case list() | tuple():
+            return [_shown(one) for one in value]
+        case dict():
+            if all(_is_text_in_json(key) for key in value):
+                return {key: _shown(one) for key, one in value.items()}
+            return {"$map": [[_shown(key), _shown(one)] for key, one in value.items()]}
+        case _:
+            return value
+
+
+def _is_text_in_json(key: object) -> bool:
+    return isinstance(key, str | int | float | bytes | datetime) and not isinstance(key, bool)
+
+
 def _marked(mark: str, given: Any, path: str) -> Any:
     match mark, given:
         case "$bytes", str():
@@ -81,5 +113,5 @@ def _marked(mark: str, given: Any, path: str) -> Any:
             return msgspec.msgpack.Ext(code, base64.b64decode(data, validate=True))
         case "$map", list():
             pairs = [from_json(pair, f"{path}[{n}]") for n, pair in enumerate(given)]
-            return dict(pairs)
+            return {_key(key): one for key, one in pairs}
     raise ValueError(f"{given!r:.40} is no such value")
