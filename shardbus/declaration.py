@@ -562,6 +562,7 @@ def checked_shape(
 def shape_of(cls: type, kind: str, version: object) -> dict[str, Any]:
     """Return which hooks the class has, and the class of its state."""
     check_hooks(cls)
+    _check_item(cls)
     return {
         "starts": getattr(cls, "on_start", None) is not Entity.on_start,
         "stops": getattr(cls, "on_stop", None) is not Entity.on_stop,
@@ -591,10 +592,30 @@ def _state_class(cls: type) -> Any:
     owner = next((base for base in cls.__mro__ if "state" in own_annotations(base)), None)
     if owner is None:
         return None
-    names = {"__annotations__": {"state": own_annotations(owner)["state"]}}
-    alone = type(owner.__name__, (), {**names, "__module__": owner.__module__})
+    return _resolved(cls, owner, own_annotations(owner)["state"])
+
+
+def _resolved(cls: type, owner: type, annotation: Any, *, extras: bool = False) -> Any:
+    """Return an annotation in the body of `owner` with the classes that its texts name, and with
+    the metadata of `Annotated` if `extras`. Raises ConfigError about `cls`: a name is not known
+    there."""
+    names = {"__annotations__": {"it": annotation}, "__module__": owner.__module__}
+    alone = type(owner.__name__, (), names)
     with _of_class(cls):
-        return typing.get_type_hints(alone, localns=dict(vars(owner)))["state"]
+        return typing.get_type_hints(alone, None, dict(vars(owner)), include_extras=extras)["it"]
+
+
+def _check_item(cls: Any) -> None:
+    """Resolve and check the class of the values of a queue of work: `WorkQueue["Mail"]`.
+
+    Raises:
+        ConfigError: it does not travel, or it names a class that is not known.
+    """
+    owner = next((base for base in cls.__mro__ if "__shardbus_item__" in vars(base)), None)
+    if owner is not None:
+        item = _resolved(cls, owner, owner.__shardbus_item__, extras=True)
+        check_type(f"an item of {cls.__name__}", item)
+        cls.__shardbus_item__ = item
 
 
 def strategy_of(cls: type, given: AllocationStrategy | str | None) -> AllocationStrategy | None:

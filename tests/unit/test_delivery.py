@@ -7,8 +7,9 @@ import asyncio
 from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import pytest
 
 from shardbus import (
@@ -298,6 +299,42 @@ async def test_values_of_another_class_are_refused_before_they_are_sent() -> Non
 def test_a_rule_out_of_its_range_is_refused_where_it_is_declared(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"Odd.{name} is"):
         type("Odd", (WorkQueue,), {name: value})
+
+
+class Shape(msgspec.Struct, tag=True):
+    sides: int
+
+
+class Disc(msgspec.Struct):
+    radius: float
+
+
+@pytest.mark.parametrize("item", [complex, Shape | Disc, "Nowhere"])
+def test_a_value_that_cannot_travel_is_refused_where_the_queue_is_declared(item: Any) -> None:
+    class Odd(WorkQueue[item]):
+        pass
+
+    with pytest.raises(ConfigError, match="Odd"):
+        ShardBus("odd").entity(name="odd")(Odd)
+
+
+Small = Annotated[int, msgspec.Meta(le=9)]
+
+
+@pytest.mark.parametrize(
+    ("item", "resolved"),
+    [("Email", Email), (list["Email"], list[Email]), (Small, Small), (Any, Any)],
+)
+def test_a_class_of_values_may_be_named_before_it_is_there(item: Any, resolved: Any) -> None:
+    class Queue(WorkQueue[item]):
+        pass
+
+    class Heir(Queue):
+        pass
+
+    for kind in (Queue, Heir):
+        ShardBus("early").entity(name="early")(kind)
+        assert kind.__shardbus_item__ == resolved
 
 
 async def no_snapshot(entity_type: str, shard: str, entity_id: str, fence: int) -> None:
