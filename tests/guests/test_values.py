@@ -49,6 +49,22 @@ class Measured:
     mean: float = 0.0
 
 
+@attrs.define
+class Stock:
+    boxes: list[Box] = attrs.field(factory=list)
+
+
+@bus.entity("store-room", shards=8)
+class StoreRoom(Entity):
+    state: Stock
+
+    @handler
+    async def add(self, box: Box) -> Box:
+        self.state.boxes.append(box)
+        await self.save()
+        return self.state.boxes[0]
+
+
 @bus.entity("shelf", shards=8)
 class Shelf(Entity):
     state: Measured
@@ -60,11 +76,6 @@ class Shelf(Entity):
     @handler
     def point(self, point: Point) -> Point:
         return Point(point.y, point.x)
-
-    @handler
-    def box(self, width: int) -> dict[str, Any]:
-        """A class of attrs is a handler's own; the values that travel are plain."""
-        return attrs.asdict(attrs.evolve(Box(width, label="b"), width=width + 1))
 
     @handler
     async def measure(self, readings: list[float]) -> float:
@@ -98,7 +109,9 @@ async def test_models_come_back_as_they_were_sent() -> None:
         line = Line(sku="a", price=2.5, tags=["t"])
         assert await shelf.line(line) == Line(sku="a", price=2.5, tags=["t", "Line"])
         assert await shelf.point(Point(1, 2)) == Point(2, 1)
-        assert await shelf.box(1) == {"width": 2, "label": "b"}
+        room = client.ref(StoreRoom, "a")
+        assert await room.add(Box(1, label="b")) == Box(1, label="b")
+        assert await room.add(Box(2)) == Box(1, label="b"), "the state has the class"
 
 
 def test_a_class_of_attrs_is_refused_as_a_message_where_it_is_declared() -> None:
