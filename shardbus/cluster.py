@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from shardbus.config.options import checked_seconds
 from shardbus.config.settings import Settings
 from shardbus.errors import NodeLost
 from shardbus.ids import NodeId
@@ -164,10 +165,11 @@ class Cluster:
         Raises:
             TimeoutError: it did not within `timeout` seconds.
             NodeLost: this node's membership ended first.
+            ConfigError: `timeout` is no number of seconds.
         """
         events = self.events()
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(checked_seconds("timeout", timeout)):
                 async for _ in events:
                     if condition(self.view):
                         return self.view
@@ -197,10 +199,11 @@ class Cluster:
         Raises:
             TimeoutError: they had not within `timeout` seconds, or no table travels by gossip.
             UnknownEntityType: this application has no such type.
+            ConfigError: `timeout` is no number of seconds.
         """
         region, loop = region_of(self._node.regions, entity_type), asyncio.get_running_loop()
         ask_at = loop.time()
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout(checked_seconds("timeout", timeout)):
             while True:
                 gossip = self._gossip(entity_type)
                 if version is None and gossip.state is not None:

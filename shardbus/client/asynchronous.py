@@ -131,7 +131,7 @@ class AsyncClient(Towards):
         if connect_timeout is None:
             longest = CONNECT_TIMEOUT_S if timeout is None else timeout
             connect_timeout = min(CONNECT_TIMEOUT_S, longest)
-        self._connect_timeout = connect_timeout
+        self._connect_timeout = milliseconds(connect_timeout) / 1000
         keyring = None
         if environment is None:
             keyring = Keyring.at(path_of(secret, SECRET_VARIABLE), path_of(key, KEY_VARIABLE))

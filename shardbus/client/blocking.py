@@ -213,6 +213,8 @@ class Client(BlockingTowards):
         self._send_buffer_bytes = send_buffer_bytes
         self._timeout, self._connect_timeout = timeout, connect_timeout
         self._timeout_ms = milliseconds(ASK_TIMEOUT_S if timeout is None else timeout)
+        if connect_timeout is not None:
+            milliseconds(connect_timeout)
         self._opening, self._opened = threading.Lock(), False
 
     def __enter__(self) -> Client:

@@ -52,6 +52,7 @@ from shardbus.errors import (
 )
 from shardbus.guarded_log import GuardedLog
 from shardbus.quantities import counted
+from shardbus.routing.refs import milliseconds
 from shardbus.task_set import TaskSet
 from shardbus.wire.schema import decoder, encoder, packer
 from shardbus.wire.shapes import shape_of
@@ -168,8 +169,10 @@ class SharedRequests:
         all are done.
 
         Raises:
-            TimeoutError: they are not done in time. RequestError: they are refused.
+            TimeoutError: they are not done in time. RequestError: they are refused. ConfigError:
+                the timeout is no number of seconds, and nothing was sent.
         """
+        seconds = milliseconds(timeout) / 1000
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout
         own = [_Entry(body, number, loop.create_future(), until) for body, number in entries]
@@ -178,7 +181,7 @@ class SharedRequests:
             self._sending, self.is_short_of_room, self.trouble = True, False, None
             self._tasks.spawn(self._run())
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(seconds):
                 for entry in own:
                     await entry.outcome
         finally:

@@ -20,12 +20,14 @@ the fault of the value; `read` adds the key and the origin in front.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
+from datetime import timedelta
 from difflib import get_close_matches
 from enum import Enum
-from math import isfinite
+from numbers import Real
 from typing import Any
 
 from shardbus.errors import ConfigError
@@ -131,6 +133,22 @@ def parse(option: Option, value: object) -> Any:
     return _PARSERS[option.kind](option, value)
 
 
+def checked_seconds(name: str, value: object, low: float = 0.0) -> float:
+    """Return a number of seconds that an application gives a call, from `low` to ten years. `name`
+    is the argument's, for the error.
+
+    Raises:
+        ConfigError: it is no number, as a text or a timedelta is none, or it is out of the range.
+    """
+    number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+    if low <= number <= TEN_YEARS:
+        return number
+    hint = "write `.total_seconds()`" if isinstance(value, timedelta) else ""
+    raise ConfigError(
+        f"{name} is {low:g} to {TEN_YEARS:.0f} seconds, as a number, not {value!r:.60}", hint=hint
+    )
+
+
 def read(section: type, name: str, value: object, key: str, origin: str) -> Any:
     """Return one value of one section as the setting's type. `key` and `origin` are for the error.
 
@@ -199,7 +217,7 @@ def _measure(value: object, units: Mapping[str, float]) -> float | None:
     if factor is None:
         return None
     measured = float(amount) * factor
-    return measured if isfinite(measured) else None
+    return measured if math.isfinite(measured) else None
 
 
 def _in_range(

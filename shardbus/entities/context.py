@@ -23,6 +23,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol, TypeVar, overload
 
+from shardbus.config.options import checked_seconds
 from shardbus.entities.activation import Activation, LifeState
 from shardbus.entities.deferred import DeferredWork
 from shardbus.entities.deliveries import EntityDeliveries
@@ -41,6 +42,8 @@ from shardbus.wire.schema import encode_message
 
 E = TypeVar("E")
 
+INTERVAL_MIN_S = 0.001
+"""Seconds, at least, between two messages of a timer that repeats."""
 GONE = LifeState.GONE
 """A look-up of a global costs less than one in an enumeration."""
 
@@ -214,13 +217,15 @@ class Context:
     def schedule_once(self, delay: float, message: object) -> asyncio.TimerHandle:
         """Send `message`, as it is now, to this entity in `delay` seconds: a text that names a
         handler without arguments calls that handler, anything else is for `receive`. The timer
-        ends with the activation.
+        ends with the activation. `delay`: a number from 0, after the messages that wait, to ten
+        years.
 
         Raises:
-            SchemaError: the message cannot be encoded. ConfigError: nothing takes it. Nothing was
-                scheduled.
+            SchemaError: the message cannot be encoded. ConfigError: nothing takes it, or the delay
+                is invalid. Nothing was scheduled.
         """
         activation, host = self._acting("schedule_once"), self._host
+        delay = checked_seconds("delay", delay)
         method, payload = self._addressed(message)
         fires = partial(host.tell_self, activation, method, payload, host.timer_cause(), delay)
         timer = host.loop.call_later(delay, fires, context=host.outside)
@@ -228,8 +233,9 @@ class Context:
 
     def schedule(self, interval: float, message: object) -> None:
         """Send `message`, as it is now, every `interval` seconds until the activation ends.
-        Otherwise as `schedule_once`."""
+        `interval`: a number from 0.001. Otherwise as `schedule_once`."""
         activation, host = self._acting("schedule"), self._host
+        interval = checked_seconds("interval", interval, INTERVAL_MIN_S)
         (method, payload), cause = self._addressed(message), host.timer_cause()
 
         def begin() -> None:

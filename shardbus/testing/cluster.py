@@ -16,6 +16,7 @@ from shardbus.admin.pages.health import readiness
 from shardbus.app import ShardBus
 from shardbus.client.asynchronous import AsyncClient
 from shardbus.config.loading import for_types, load, nested_at
+from shardbus.config.options import checked_seconds
 from shardbus.config.settings import Settings
 from shardbus.entities.entity_type import EntityType
 from shardbus.errors import ConfigError
@@ -413,8 +414,12 @@ class TestCluster:
         return datetime.fromtimestamp(self.world.wall_clock(), UTC)
 
     async def advance(self, seconds: float) -> None:
-        """Let that much virtual time pass."""
-        await self._time.advance(seconds)
+        """Let that much virtual time pass.
+
+        Raises:
+            ConfigError: `seconds` is no number of at least 0.
+        """
+        await self._time.advance(checked_seconds("advance", seconds))
 
     async def until(
         self,
@@ -427,7 +432,8 @@ class TestCluster:
         Raises:
             TimeoutError: it is not within that many virtual seconds.
         """
-        await self._virtually(self._until(condition, within, what))
+        limit = checked_seconds("within", within)
+        await self._virtually(self._until(condition, limit, what))
 
     async def settle(self, within: float = WITHIN_S) -> None:
         """Let time pass until the nodes agree on who is a member, every one is up, no shard moves,
@@ -436,7 +442,7 @@ class TestCluster:
         Raises:
             TimeoutError: they do not within that many virtual seconds.
         """
-        await self._virtually(self._settled(within))
+        await self._virtually(self._settled(checked_seconds("within", within)))
 
     async def _settled(self, within: float) -> None:
         why = ""

@@ -16,6 +16,7 @@ import asyncio
 from random import Random
 from typing import Any
 
+from shardbus.config.options import checked_seconds
 from shardbus.entities.entity_type import EntityType
 from shardbus.errors import UnknownEntityType
 from shardbus.ids import check_id
@@ -117,6 +118,7 @@ class ClusterStore:
 
     def slow(self, seconds: float) -> None:
         """Let each request and each answer take up to that much longer."""
+        seconds = checked_seconds("slow", seconds)
         self._mark(f"is slow, up to {seconds:g} s")
         self._server.slow_s = seconds
 

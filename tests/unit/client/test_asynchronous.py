@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from shardbus import Client
 from shardbus.app import ShardBus
 from shardbus.client.asynchronous import (
     CLOSE_S,
@@ -347,6 +350,14 @@ async def test_the_timeout_bounds_entering_the_client(
         with pytest.raises(NodeLost):
             await world.client(**options).__aenter__()
         assert loop.time() - began == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("given", [math.nan, math.inf, "5", timedelta(seconds=5)])
+@pytest.mark.parametrize("name", ["timeout", "connect_timeout"])
+@pytest.mark.parametrize("kind", [AsyncClient, Client])
+def test_a_timeout_that_is_no_number_is_refused(kind: Any, name: str, given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^a timeout is a number of seconds up to "):
+        kind("127.0.0.1:7355", cluster="shop", **{name: given})
 
 
 @pytest.mark.parametrize(

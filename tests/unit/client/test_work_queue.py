@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from shardbus import (
     AskTimeout,
     BufferFull,
+    ConfigError,
     EntityFailed,
     LocalProtocolError,
     MailboxFull,
@@ -86,6 +89,17 @@ async def until(condition: Callable[[], object]) -> None:
 
 def row(number: int, lease: float = 10.0, attempt: int = 1) -> tuple[int, int, float, bytes]:
     return number, attempt, lease, b"\xa2n%d" % number
+
+
+@pytest.mark.parametrize("given", [math.nan, "5", timedelta(seconds=5), None])
+@virtual
+async def test_a_timeout_that_is_no_number_of_seconds_is_refused(given: Any) -> None:
+    home = Home()
+    queue = ClientQueue(home, Jobs, "a")
+    for call in (partial(queue.put, "a"), partial(queue.confirm, [1])):
+        with pytest.raises(ConfigError, match=r"^a timeout is a number of seconds up to "):
+            await call(timeout=given)
+    assert home.seen == []
 
 
 @virtual

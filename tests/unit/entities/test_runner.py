@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import timedelta
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -921,6 +924,42 @@ def test_a_handler_that_cannot_run_in_a_thread_is_refused(thread: Any, says: str
         ShardBus("shop").entity()(Wrong)
 
 
+class Idle(Entity):
+    @handler
+    def ping(self) -> None: ...
+
+
+NO_SECONDS = [math.nan, math.inf, -1, -0.001, "5", "5s", timedelta(seconds=5), None, True, 1e9]
+
+
+@pytest.mark.parametrize(
+    ("how", "given"),
+    [
+        *(("schedule_once", given) for given in NO_SECONDS),
+        *(("schedule", given) for given in (*NO_SECONDS, 0, 0.0005)),
+    ],
+)
+async def test_a_timer_with_a_time_that_is_none_is_refused_where_it_is_set(
+    how: str, given: Any
+) -> None:
+    b = bench(Idle)
+    b.tell("e", "ping")
+    name = {"schedule": "interval is 0.001", "schedule_once": "delay is 0"}[how]
+    with pytest.raises(ConfigError, match=f"^{name} to 315360000 seconds, as a number, not "):
+        getattr(b.entity("e").context, how)(given, "ping")
+    assert _timers(b) == 0
+
+
+@pytest.mark.parametrize("delay", [0, 0.0, Fraction(1, 1000)])
+async def test_a_timer_takes_any_number_from_nothing(delay: Any) -> None:
+    b = bench(Idle)
+    b.tell("e", "ping")
+    b.entity("e").context.schedule_once(delay, "ping")
+    assert _timers(b) == 1
+    b.stop()
+    await b.stopped()
+
+
 async def test_a_restart_ends_the_timers_of_the_failed_entity() -> None:
     class Rings(Entity):
         log: Log
@@ -928,7 +967,7 @@ async def test_a_restart_ends_the_timers_of_the_failed_entity() -> None:
         @handler
         def set_and_fail(self) -> None:
             self.context.schedule_once(0.0, "ring")
-            self.context.schedule(0.0, "again")
+            self.context.schedule(0.001, "again")
             raise ValueError("after the timers")
 
         @handler

@@ -514,7 +514,7 @@ class Account(Entity):
     async def on_start(self) -> None:
         self.ready = self.recovered.is_set()
         if not self.ready:
-            self.context.schedule(0.0, "look")
+            self.context.schedule(0.001, "look")
 
     @handler
     async def store(self, n: int) -> None:

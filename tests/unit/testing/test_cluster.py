@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +47,22 @@ async def test_nodes_are_up_and_share_the_entities() -> None:
             entity = home.entity(Counter, entity_id)
             assert entity is not None
             assert entity.state == Total(2) == cluster.store.state(Counter, entity_id)
+
+
+@pytest.mark.parametrize("given", [math.nan, math.inf, -1, "5", timedelta(seconds=5)])
+async def test_a_time_that_is_no_number_of_seconds_is_refused(given: Any) -> None:
+    async with TestCluster(bus, nodes=1) as cluster:
+        now = cluster.now
+        for call in (
+            cluster.advance(given),
+            cluster.settle(given),
+            cluster.until(lambda: True, given),
+        ):
+            with pytest.raises(ConfigError, match="seconds, as a number, not "):
+                await call
+        with pytest.raises(ConfigError, match="seconds, as a number, not "):
+            cluster.store.slow(given)
+        assert cluster.now == now
 
 
 async def test_a_killed_node_is_replaced() -> None:
