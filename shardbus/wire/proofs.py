@@ -17,7 +17,7 @@ from typing import Any
 from msgspec import inspect as m
 
 from shardbus.wire.round_trip import names_of, values_of
-from shardbus.wire.shapes import runs_code
+from shardbus.wire.shapes import class_of, runs_code
 
 Proof = Callable[[Any], bool]
 """True for a value that comes back as it is; False if that is not known."""
@@ -71,8 +71,8 @@ def _proof(info: Any, around: frozenset[int]) -> Proof | None:
     if classes is not None:
         return lambda value: type(value) in classes
     match info:
-        case m.StructType(cls=cls) | m.DataclassType(cls=cls) if not runs_code(cls):
-            return _fields_proof(cls, info, around)
+        case m.StructType(cls=cls) | m.DataclassType(cls=cls) if not runs_code(class_of(cls)):
+            return _fields_proof(class_of(cls), info, around)
         case m.DictType(key_type=key, value_type=value):
             return _dict_proof(_classes(key), _all_proof(value, around))
     kind = _COLLECTIONS.get(type(info))

@@ -33,7 +33,7 @@ from shardbus.wire.instances import ReadAll, reader_of_many
 from shardbus.wire.misfit import Misfit, described, text_of
 from shardbus.wire.nesting import NESTING_MAX, check_nesting
 from shardbus.wire.plain_values import SCALARS, check_plain, is_flat
-from shardbus.wire.shapes import NO_CHECK, UNTYPED, Check, Shape, shape_of, taken_classes
+from shardbus.wire.shapes import NO_CHECK, UNTYPED, Check, Shape, class_of, shape_of, taken_classes
 from shardbus.wire.values import Pack, from_wire, is_model, pack_whole
 from shardbus.wire.values import pack_sent as pack_value
 
@@ -479,17 +479,36 @@ def message_decoders(
     named: dict[str, Decode] = {}
     members = _members(receive, behaviours)
     if Any in members or object in members:
-        members = [Any, *(member for member in members if is_message_class(member))]
-    for cls in (*members, *classes):
-        if is_message_class(cls):
-            check_type(f"message {class_name(cls)}", cls)
-            named[f":{class_name(cls)}"] = decoder(cls)
-    plain = [member for member in members if not is_message_class(member)]
+        members = [Any, *(member for member in members if is_message_class(class_of(member)))]
+    for name, cls in _classes_by_name((*members, *classes)).items():
+        check_type(f"message {name}", cls)
+        named[f":{name}"] = decoder(cls)
+    plain = [member for member in members if not is_message_class(class_of(member))]
     if not plain and len(members) > 1:
         return named  # a plain value could be any of the classes
     rest: Any = typing.Union[tuple(plain or members)]  # noqa: UP007  (made at run time)
     check_type("receive: message", rest)
     return {"": decoder(rest), **named}
+
+
+def _classes_by_name(members: Iterable[Any]) -> dict[str, Any]:
+    """Return the classes of messages among these types, a generic one with its arguments.
+
+    Raises:
+        ConfigError: a generic class has two lists of arguments, which one name cannot distinguish.
+    """
+    found: dict[str, Any] = {}
+    for member in members:
+        cls = class_of(member)
+        if not is_message_class(cls):
+            continue
+        name = class_name(cls)
+        other = found.get(name)
+        if other is None or other is cls or class_of(other) is not cls:
+            found[name] = member
+        elif member not in (cls, other):
+            raise ConfigError(f"receive: a message is a {other} or a {member}, which look the same")
+    return found
 
 
 def message_readers(
@@ -500,7 +519,7 @@ def message_readers(
     """Return the functions that decode many messages of one class, by method, where that is faster
     than one by one."""
     members = (*_members(receive, behaviours), *classes)
-    taken = {f":{class_name(cls)}": cls for cls in members if is_message_class(cls)}
+    taken = {f":{name}": cls for name, cls in _classes_by_name(members).items()}
     readers = {name: reader_of_many(c, decoder, argument=False) for name, c in taken.items()}
     return {name: read for name, read in readers.items() if read is not None}
 

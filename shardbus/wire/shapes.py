@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import inspect
 import types
+import typing
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields, is_dataclass
 from operator import attrgetter
@@ -102,8 +103,8 @@ class _Survey:
             ):
                 raise ConfigError(f"{where}[...] cannot be a message type: it is not hashable")
             case m.StructType(cls=cls) | m.DataclassType(cls=cls):
-                self.runs_code |= runs_code(cls)
-                _check_class(where, cls)
+                self.runs_code |= runs_code(class_of(cls))
+                _check_class(where, class_of(cls))
             case _:
                 pass
         for place, part in _parts(info):
@@ -151,10 +152,15 @@ def _is_hashable(info: Any) -> bool:
         case m.ListType() | m.SetType() | m.DictType() | m.TypedDictType() | m.ByteArrayType():
             return False
         case m.StructType(cls=cls) | m.DataclassType(cls=cls) | m.CustomType(cls=cls):
-            return cls.__hash__ is not None
+            return class_of(cls).__hash__ is not None
         case m.UnionType() | m.TupleType() | m.NamedTupleType():
             return all(_is_hashable(part) for _, part in _parts(info))
     return True
+
+
+def class_of(declared: Any) -> Any:
+    """Return the class of the objects of a declared class: `Page` of the generic `Page[int]`."""
+    return typing.get_origin(declared) or declared
 
 
 def runs_code(cls: Any) -> bool:
@@ -227,7 +233,7 @@ class _Checks:
             case m.StructType(cls=cls) | m.DataclassType(cls=cls):
                 return self._record(cls, info)
             case m.NamedTupleType(cls=cls):
-                return _each_field(cls, self._checked_parts(info), ())
+                return _each_field(class_of(cls), self._checked_parts(info), ())
             case m.TypedDictType(cls=cls, fields=found):
                 return _typed_dict(cls, {f.name: self.of(f.type) for f in found})
             case m.ListType(item_type=item) | m.VarTupleType(item_type=item):
@@ -247,12 +253,12 @@ class _Checks:
         made = [(f.name, self.of(f.type)) for f in info.fields]
         return [(name, check) for name, check in made if check is not None]
 
-    def _record(self, cls: Any, info: Any) -> Check:
-        parts = self._checked_parts(info)
+    def _record(self, declared: Any, info: Any) -> Check:
+        cls, parts = class_of(declared), self._checked_parts(info)
         looked_at = {name for name, _ in parts}
         unset = tuple(name for name in _may_be_unset(cls) if name not in looked_at)
         check = _each_field(cls, parts, unset)
-        return _read_back(cls, check) if runs_code(cls) else check
+        return _read_back(declared, check) if runs_code(cls) else check
 
     def _union(self, members: Iterable[Any]) -> Check | None:
         by_class: dict[type, Check] = {}
@@ -261,7 +267,7 @@ class _Checks:
             check = self.of(member)
             match member:
                 case m.StructType(cls=cls) | m.DataclassType(cls=cls) | m.CustomType(cls=cls):
-                    by_class[cls] = check or _nothing
+                    by_class[class_of(cls)] = check or _nothing
                 case _ if check is not None:
                     rest.append(check)
         return _one_of(by_class, rest) if by_class or rest else None

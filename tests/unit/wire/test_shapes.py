@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
 from decimal import Decimal
-from typing import Any, ClassVar, Literal, NamedTuple, TypedDict
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypedDict, TypeVar
 
 import attrs
 import msgspec
@@ -18,8 +18,16 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from shardbus.errors import ConfigError, SchemaError
 from shardbus.wire.misfit import Misfit
 from shardbus.wire.nesting import NESTING_MAX
-from shardbus.wire.schema import Method, encode_arguments, method
+from shardbus.wire.proofs import proof_of
+from shardbus.wire.schema import (
+    Method,
+    encode_arguments,
+    message_decoders,
+    message_readers,
+    method,
+)
 from shardbus.wire.shapes import shape_of
+from shardbus.wire.values import pack_whole
 from tests.unit.wire.declared_values import Colour, Item, Level, Line, LongLine, Word
 
 ERRORS = (ValueError, KeyError, SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration)
@@ -330,3 +338,94 @@ def test_a_misfit_names_a_place_of_bounded_length() -> None:
     for _ in range(999):
         misfit = misfit.within("[0]")
     assert len(str(misfit)) < 300
+
+
+T = TypeVar("T")
+
+
+@dataclass
+class Page(Generic[T]):
+    rows: list[T]
+
+
+@dataclass
+class PageOfCode(Generic[T]):
+    rows: list[T]
+
+    def __post_init__(self) -> None:
+        self.rows = list(self.rows)
+
+
+@attrs.define
+class AttrsPage(Generic[T]):
+    rows: list[T]
+
+
+class StructPage(msgspec.Struct, Generic[T]):
+    rows: list[T]
+
+
+class TuplePage(NamedTuple, Generic[T]):
+    rows: list[T]
+
+
+GENERIC: list[Any] = [Page, PageOfCode, AttrsPage, StructPage, TuplePage]
+
+
+@pytest.mark.parametrize("cls", GENERIC)
+def test_a_generic_class_with_its_argument_travels_as_the_class(cls: Any) -> None:
+    taken(cls[int], cls([1]))
+    taken(cls[Line], cls([Line("x")]))
+    taken(list[cls[int]] | None, [cls([1])])
+    refused(cls[Line], cls([LongLine()]), r"\.rows\[0\]: is a LongLine, not a Line")
+    refused(cls[int], Line(), f"is a Line, not a {cls.__name__}")
+
+
+@pytest.mark.parametrize("cls", GENERIC)
+def test_the_argument_of_a_generic_class_decides_the_arriving_type(cls: Any) -> None:
+    m = handler_of(cls[int])
+    payload = handler_of(cls[str] if cls is PageOfCode else cls[int]).encode((cls(["a"]),), {})
+    with pytest.raises(msgspec.ValidationError, match="Expected `int`, got `str`"):
+        m.decoders[payload[0]](payload)
+
+
+def test_a_generic_class_is_a_member_of_a_union_by_its_class() -> None:
+    taken(TaggedPage[int] | Tagged, TaggedPage([1]))
+    refused(TaggedPage[int] | Tagged, Line(), "is a Line, not a TaggedPage or Tagged")
+    with pytest.raises(ConfigError, match="more than one dataclass"):
+        handler_of(Page[int] | Page[str])
+
+
+class TaggedPage(msgspec.Struct, Generic[T], tag=True):
+    rows: list[T]
+
+
+@pytest.mark.parametrize("cls", [Page, AttrsPage, StructPage])
+def test_the_state_of_a_generic_class_needs_no_reading_back(cls: Any) -> None:
+    proof = proof_of(cls[int])
+    assert proof is not None
+    assert proof(cls([1]))
+    assert not proof(cls(["a"]))
+
+
+def receiver(declared: Any) -> dict[str, Any]:
+    def receive(self: object, message: Any) -> None: ...
+
+    receive.__annotations__["message"] = declared
+    assert message_readers(receive, ()).keys() <= message_decoders(receive, ()).keys()
+    return message_decoders(receive, (Page,))
+
+
+def test_receive_takes_a_generic_class_under_the_name_of_the_class() -> None:
+    decoders = receiver(Page[int] | StructPage[str])
+    assert sorted(decoders) == [":Page", ":StructPage"]
+    assert decoders[":Page"](pack_whole(Page([1]))) == Page([1])
+    with pytest.raises(msgspec.ValidationError, match="Expected `int`, got `str`"):
+        decoders[":Page"](pack_whole(Page(["a"])))
+
+
+def test_receive_with_two_arguments_of_one_generic_class_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"a .*Page\[int\] or a .*Page\[str\], which look the same"
+    ):
+        receiver(Page[int] | Page[str])
