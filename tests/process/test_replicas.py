@@ -154,7 +154,8 @@ async def test_events_and_outboxes_outlive_a_killed_node_and_a_full_stop(trio: T
         return dict(zip([*ACCOUNTS, "payee"], amounts, strict=True))
 
     before = await balances()
-    assert before["payee"] == len(sent)
+    # A node that dies between an event and the number of its delivery lets that one come again.
+    assert len(sent) <= before["payee"] <= len(sent) + 1
     for account in ACCOUNTS:
         assert answered[account] <= before[account] <= rounds
     assert await asyncio.gather(*(node.terminate() for node in trio.running)) == [0, 0]
