@@ -125,7 +125,7 @@ class ThreadFuture:
             self._lock.release()
 
 
-class Call:
+class ThreadCall:
     """Work that a thread runs in the loop, in its context, and whose outcome it waits for."""
 
     __slots__ = ("_work", "answer", "context", "given_up", "task")
@@ -153,7 +153,7 @@ TellItem = tuple[LoopSender, Key, str, bytes]
 """A tell: its sender, key, entity id and payload."""
 AskItem = tuple[LoopSender, Key, str, bytes, int, ThreadFuture, Decode]
 """An ask: as a tell, then its timeout in ms, the waiting future and the decoder of the answer."""
-Queued = tuple[TellItem | AskItem | Call, Any]
+Queued = tuple[TellItem | AskItem | ThreadCall, Any]
 """An item with the trace context to send it under; None, the empty one."""
 
 
@@ -174,7 +174,7 @@ class ThreadBridge:
         """Entities whose tells wait for room, each with a future that is done when it has room."""
         self._refused_since: float | None = None
         self._error: Exception | None = None
-        self._calls: dict[asyncio.Task[None], Call] = {}
+        self._calls: dict[asyncio.Task[None], ThreadCall] = {}
         """The calls under way."""
         self._closed, self._tasks = False, TaskSet()
         self.tracer: Tracer | None = None
@@ -197,7 +197,7 @@ class ThreadBridge:
 
     def put(
         self,
-        item: TellItem | AskItem | Call,
+        item: TellItem | AskItem | ThreadCall,
         size: int = 0,
         *,
         last: bool = False,
@@ -269,7 +269,7 @@ class ThreadBridge:
         """Run `work` in the loop after everything queued before, and return its result. If this
         thread is interrupted, the work is cancelled. Raises as `put` and as the work, AskTimeout
         after `within` seconds, and NodeLost if the client closes meanwhile."""
-        call = Call(work, ThreadFuture(monotonic() + within))
+        call = ThreadCall(work, ThreadFuture(monotonic() + within))
         self.put(call, last=last, deadline=call.answer.deadline)
         try:
             result: T = call.answer.result()
@@ -279,7 +279,7 @@ class ThreadBridge:
             raise
         return result
 
-    def _give_up(self, call: Call) -> None:
+    def _give_up(self, call: ThreadCall) -> None:
         """Cancel a call whose thread waits no more, and wait up to END_S for its end."""
         ended = threading.Event()
 
@@ -310,7 +310,7 @@ class ThreadBridge:
 
     # ---- the loop
 
-    def _begin(self, call: Call) -> None:
+    def _begin(self, call: ThreadCall) -> None:
         """Begin a call, unless its thread waits no more."""
         if call.given_up:
             return
@@ -355,10 +355,10 @@ class ThreadBridge:
         finally:
             self._loop.stop()
 
-    def _refuse(self, item: TellItem | AskItem | Call) -> None:
+    def _refuse(self, item: TellItem | AskItem | ThreadCall) -> None:
         """Refuse an item that the loop does not send any more."""
         error = LocalProtocolError(CLOSED)
-        if isinstance(item, Call):
+        if isinstance(item, ThreadCall):
             item.answer.set_exception(error)
         elif len(item) == 7:
             item[5].set_exception(error)
@@ -396,11 +396,11 @@ class ThreadBridge:
         return True
 
     def _send(
-        self, item: TellItem | AskItem | Call, context: Any = None
+        self, item: TellItem | AskItem | ThreadCall, context: Any = None
     ) -> asyncio.Future[Any] | None:
         """Send one item. Returns an awaitable to wait for before the next one, None if there is
         room."""
-        if isinstance(item, Call):
+        if isinstance(item, ThreadCall):
             self._begin(item)
             return None
         try:

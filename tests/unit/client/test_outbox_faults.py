@@ -29,7 +29,7 @@ MESSAGES = 3
 
 
 class Receiver:
-    """The sender to a type, and its entities: they confirm what they get, once `confirms`."""
+    """The sender to a type, and its entities: they confirm their messages, once `confirms`."""
 
     def __init__(self) -> None:
         self.confirms = True
@@ -85,7 +85,7 @@ class Journal:
         return self.receiver
 
 
-# ---- what gives a stored message up
+# ---- reasons to give a stored message up
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ class FakeJournals:
 
 
 class Scanned:
-    """A scan over fake journals, and what it reports."""
+    """A scan over fake journals, and its reports."""
 
     def __init__(self, names: list[str]) -> None:
         self.news: list[str] = []
