@@ -40,7 +40,7 @@ LOOK_S = 0.05
 Load = Callable[[Activation], Awaitable[bytes | None]]
 
 
-class Save(Protocol):
+class WritesState(Protocol):
     """Writes a state. `clears`: the reminders end, too."""
 
     def __call__(
@@ -59,7 +59,7 @@ class StateChange:
         data: bytes | None,
         revision: str,
         load: Load,
-        save: Save,
+        save: WritesState,
         disown: Callable[[Activation], None],
     ) -> None:
         self._kind, self._data, self._revision = kind, data, revision

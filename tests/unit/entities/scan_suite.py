@@ -1,5 +1,5 @@
-"""The listings that a store must give to the scan of journals for a projection: all entities that are
-behind, and no other, however the journals are listed."""
+"""The listings that a store must give to the scan of journals for a projection: all entities
+that are behind, and no other, however the journals are listed."""
 
 from __future__ import annotations
 

@@ -323,7 +323,7 @@ async def test_a_fold_gets_the_same_event_live_and_at_a_replay() -> None:
 async def test_a_fold_that_fails_is_a_failure_and_no_answer(
     way: str, caught: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its event is stored, so the entity starts again with the stored events; a handler that catches
+    """Its event is stored, so the entity starts again with the stored ones; a handler that catches
     the error changes nothing of that."""
     bus, fails = ShardBus("own"), [True]
 
