@@ -14,9 +14,11 @@
     shardbus_client   its client
 
 An async test that uses one of them runs in virtual time itself, any other one in a loop of asyncio,
-so `async def test_...` needs no mark and no setting. A test that another plugin runs is left to it,
-as by `pytest-asyncio` with a mark or in mode `auto`. A failure shows the seed and the last events;
-`--shardbus-seed` chooses another seed.
+so `async def test_...` needs no mark and no setting. A test of a cluster runs so also where
+`pytest-asyncio` would run it, by a mark or in mode `auto`: there its time would be real, and the
+cluster's would stand still. Any other test that another plugin runs is left to it, and so is one
+with the mark of anyio or trio. A failure shows the seed and the last events; `--shardbus-seed`
+chooses another seed.
 
 pytest imports this module in every run, so it stands outside of the package `shardbus`, and imports
 that only for a test that needs it.
@@ -30,7 +32,7 @@ import asyncio
 import inspect
 import sys
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import chdir
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +43,9 @@ if TYPE_CHECKING:
     from shardbus.testing import TestCluster
 
 MARK = "shardbus"
-RUNNERS = ("asyncio", "anyio", "trio")
+OTHER_LOOPS = ("anyio", "trio")
+"""Marks of tests that may need another loop than one of asyncio."""
+RUNNERS = ("asyncio", *OTHER_LOOPS)
 """Marks of tests that other plugins run."""
 UNSET = 'The configuration option "asyncio_default_fixture_loop_scope" is unset'
 """How a warning of pytest-asyncio begins, which each run without that option gives."""
@@ -105,21 +109,41 @@ def shardbus_client(shardbus_cluster: TestCluster) -> AsyncClient:
     return shardbus_cluster.client()
 
 
+def _async_test(item: pytest.Function) -> Callable[..., Any] | None:
+    """Return the async function of a test, also behind the wrapper of pytest-asyncio."""
+    test = item.obj
+    if item.get_closest_marker("asyncio") and not inspect.iscoroutinefunction(test):
+        test = getattr(test, "__wrapped__", test)
+    return test if inspect.iscoroutinefunction(test) else None
+
+
+@pytest.hookimpl(specname="pytest_pyfunc_call", wrapper=True, tryfirst=True)
+def pytest_pyfunc_call_in_virtual_time(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
+    """Let an async test of a cluster run in the cluster's time, whichever plugin calls it."""
+    cluster, test = pyfuncitem.stash.get(_cluster, None), _async_test(pyfuncitem)
+    if cluster is None or test is None or any(map(pyfuncitem.get_closest_marker, OTHER_LOOPS)):
+        return (yield)
+
+    def run(**arguments: Any) -> None:
+        cluster.run(test(**arguments))
+
+    called, pyfuncitem.obj = pyfuncitem.obj, run
+    try:
+        return (yield)
+    finally:
+        pyfuncitem.obj = called
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an async test that no other plugin runs: one of a cluster in the cluster's time, any
-    other one of a project that has imported shardbus in a loop of its own."""
+    """Run an async test without a cluster that no other plugin runs, of a project that has imported
+    shardbus, in a loop of its own."""
     if "shardbus" not in sys.modules or not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
-    if any(pyfuncitem.get_closest_marker(runner) for runner in RUNNERS):
+    if any(map(pyfuncitem.get_closest_marker, RUNNERS)):
         return None
-    cluster = pyfuncitem.stash.get(_cluster, None)
     names = inspect.signature(pyfuncitem.obj).parameters
-    test = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
-    if cluster is None:
-        asyncio.run(test)
-    else:
-        cluster.run(test)
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
     return True
 
 
