@@ -86,7 +86,7 @@ def run(folder: Path, *options: str) -> str:
     command = [sys.executable, "-m", "pytest", "-p", "pytest_shardbus", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [*command, "-o", "pythonpath=.", *options],
-        cwd=folder, env=environment, text=True, check=False,
+        cwd=folder, env=environment, text=True, check=False, timeout=120,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     return done.stdout
@@ -120,6 +120,55 @@ def test_a_pasted_test_runs_beside_pytest_asyncio_without_a_warning(tmp_path: Pa
         said = run(tmp_path, "-p", "pytest_asyncio.plugin", "-o", f"asyncio_mode={mode}")
         assert "1 passed" in said, said
         assert "arning" not in said, said
+
+
+VIRTUAL = """
+import asyncio
+
+import pytest
+
+
+@pytest.fixture
+def began(shardbus_cluster):
+    return shardbus_cluster.now
+
+
+async def test_in_a_function(shardbus_cluster, began):
+    await asyncio.sleep(5)
+    assert shardbus_cluster.now - began >= 5
+
+
+@pytest.mark.asyncio
+async def test_with_a_mark(shardbus_cluster, began):
+    await asyncio.sleep(5)
+    assert shardbus_cluster.now - began >= 5
+
+
+class TestMethods:
+    @pytest.mark.parametrize("seconds", [5])
+    async def test_in_a_class(self, shardbus_cluster, began, seconds):
+        await asyncio.sleep(seconds)
+        assert shardbus_cluster.now - began >= seconds
+
+
+async def test_fails(shardbus_cluster):
+    await asyncio.sleep(5)
+    raise LookupError("in the test")
+"""
+
+
+@pytest.mark.parametrize("mode", ["strict", "auto"])
+def test_a_test_of_a_cluster_runs_in_virtual_time_beside_pytest_asyncio(
+    tmp_path: Path, mode: str
+) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    (tmp_path / "test_virtual.py").write_text(VIRTUAL)
+    (tmp_path / "pyproject.toml").write_text('[tool.shardbus]\napp = "app:bus"\n')
+    said = run(tmp_path, "-p", "pytest_asyncio.plugin", "-o", f"asyncio_mode={mode}")
+    assert "1 failed, 3 passed" in said, said
+    assert "FAILED test_virtual.py::test_fails - LookupError: in the test" in said
+    assert "repeats this run: TestCluster" in said
+    assert "arning" not in said, said
 
 
 def test_an_async_test_without_shardbus_is_not_run(tmp_path: Path) -> None:
