@@ -26,11 +26,10 @@ import asyncio
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Protocol
-from zlib import crc32
 
 from shardbus.errors import NodeLost
 from shardbus.histograms import Histogram
-from shardbus.ids import NodeId, check_id
+from shardbus.ids import NodeId, check_id, shard_number
 from shardbus.routing.instance_policies import Choice, without_instances
 from shardbus.routing.instance_routes import InstanceRoutes
 from shardbus.routing.pending_message import (
@@ -322,7 +321,7 @@ class Router:
         check_id("an entity id", entity_id)
         if self._shard_of is not None:
             return check_id("a shard id", self._shard_of(entity_id))
-        return self._numbered[crc32(entity_id.encode()) % self.interface.shards].shard
+        return self._numbered[shard_number(entity_id, self.interface.shards)].shard
 
     def has_shard(self, shard: str) -> bool:
         """True if the type's shard function can return this shard."""
@@ -345,7 +344,7 @@ class Router:
                 route = self.route(self.shard_of(entity_id))
             else:
                 check_id("an entity id", entity_id)
-                route = self._numbered[crc32(entity_id.encode()) % self.interface.shards]
+                route = self._numbered[shard_number(entity_id, self.interface.shards)]
             self._by_id[entity_id] = route
         return route
 
