@@ -73,7 +73,7 @@ def show(
 def retry(
     name: Name, entity_id: Source = None, node: NodeUrl = NODE_URL, as_json: AsJson = False
 ) -> None:
-    """Let entities be tried again at once at whose events a projection has failed."""
+    """Try failed events again at once: of one entity, or of all."""
     asked = NodeHttp(node)
     text = asked.post("v1", "projections", name, "retry", id=entity_id)
     if as_json:
@@ -94,7 +94,7 @@ def skip(
     node: NodeUrl = NODE_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Let a projection never handle an event: the next one of an entity."""
+    """Skip an event for ever: the next one of an entity."""
     asked = NodeHttp(node)
     text = asked.post("v1", "projections", name, "skip", id=entity_id, number=number)
     output.data(text) if as_json else output.note(f"event {number} of {entity_id!r} is passed over")
@@ -111,7 +111,7 @@ def rewind(
     node: NodeUrl = NODE_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Let a projection handle events anew, from the first one on, with an empty state."""
+    """Handle events anew, from the first one on, with an empty state."""
     if every is (entity_id is not None):
         raise CommandFailure("name one entity, or --all", code=ExitCode.USAGE)
     asked, after = NodeHttp(node), ""
