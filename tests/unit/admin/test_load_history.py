@@ -64,6 +64,18 @@ def test_B149_a_sample_has_the_rates_of_its_step_and_the_load_at_its_end() -> No
     assert node.rows(after=100) == [second]
 
 
+def test_B149_messages_before_the_first_reading_count_in_the_first_step() -> None:
+    node = Watched()
+    node.received = 50
+    node.handled.observe(0.004, 100)
+    node.history.sample()
+    node.received = 70
+    node.seconds(2 * STEP_S)
+    first, second = node.rows()
+    assert (first["received"], second["received"]) == (7.0, 0.0)
+    assert 0.0025 < first["handled"] <= 0.005
+
+
 def test_nothing_is_read_within_a_step() -> None:
     node = Watched()
     node.seconds(STEP_S * 10)
