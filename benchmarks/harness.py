@@ -21,6 +21,7 @@ the ratio is taken pair by pair, because shared machines drift.
     python -m benchmarks.instances     tells to instances, and asks beside a slow node
     python -m benchmarks.balance       loads by Zipf's law, simulated
     python -m benchmarks.saves         asks that save, beside a bare client of the store
+    python -m benchmarks.replicas      saves in the replicas of cluster://, beside Redis and etcd
     python -m benchmarks.deliveries    deliveries beside asks of the same handlers
     python -m benchmarks.queues        queues of work, and their items in a saved state
     python -m benchmarks.loads         first asks of stored entities, beside bare reads
@@ -50,7 +51,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from itertools import cycle
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 import zmq
@@ -170,6 +171,14 @@ class Side(contextlib.AbstractAsyncContextManager["Side"]):
     ask: Callable[[str], Awaitable[object]]
 
 
+class Asks(Protocol):
+    """Something that has asks, or a call like one."""
+
+    @property
+    def ask(self) -> Callable[[str], Awaitable[object]]:
+        """Ask the entity of this id."""
+
+
 @contextlib.asynccontextmanager
 async def spawned(*args: str) -> AsyncIterator[Host]:
     """Start a host as `python ARGS`, with its control socket in `BENCH_CONTROL`."""
@@ -231,7 +240,7 @@ async def warmed(side: Side, seconds: float = SECONDS) -> int:
         rounds *= 4
 
 
-async def asked(side: Side, lanes: int, seconds: float) -> tuple[float, list[float]]:
+async def asked(side: Asks, lanes: int, seconds: float) -> tuple[float, list[float]]:
     """Ask in `lanes` closed loops; return asks a second and sorted latencies in microseconds."""
     keys, taken = cycle(IDS), []
     begun = time.monotonic()

@@ -42,6 +42,12 @@ class StartedServer(ABC):
         self.folder = Path()
         self.port = 0
 
+    @property
+    def pid(self) -> int:
+        """The process of the server, while it runs."""
+        assert self._process is not None
+        return self._process.pid
+
     @abstractmethod
     def _command(self) -> list[str]:
         """Return the command that starts the server on `port`, with its data in `folder`."""

@@ -342,20 +342,22 @@ class ReplicaServer:
 
     def _more(self, request: Request) -> int:
         """Return how many more bytes of memory the row takes with the value of this request."""
-        if isinstance(request, TakeChange | MergeValue):
-            return self._more_data(request)
-        if not isinstance(request, AcceptValue | AcceptChange | PrepareBallot):
-            return 0
-        row = self.registers.rows.get(request.key)
-        if isinstance(request, AcceptChange):
-            again = row is not None and row.ballot == request.ballot
-            return 0 if again else growth_of(row and row.value, request.change)
-        if row is None:
-            more = ROW_BYTES + len(request.key)
-            return more + (length_of(request.value) if isinstance(request, AcceptValue) else 0)
-        if isinstance(request, PrepareBallot):
-            return 0
-        return length_of(request.value) - length_of(row.value)
+        rows = self.registers.rows
+        match request:
+            case AcceptValue(key, _, value):
+                row = rows.get(key)
+                former = -ROW_BYTES - len(key) if row is None else length_of(row.value)
+                return length_of(value) - former
+            case PrepareBallot(key):
+                return 0 if key in rows else ROW_BYTES + len(key)
+            case AcceptChange(key, ballot, _, change):
+                row = rows.get(key)
+                again = row is not None and row.ballot == ballot
+                return 0 if again else growth_of(row and row.value, change)
+            case TakeChange() | MergeValue():
+                return self._more_data(request)
+            case _:
+                return 0
 
     def _more_data(self, request: TakeChange | MergeValue) -> int:
         row = self.registers.rows.get(request.key)

@@ -115,6 +115,11 @@ from shardbus.transitions import following
 
 RESEND_S, RESEND_MOST_S = 0.05, 1.0
 """Seconds without an answer after which a request is sent again, at first and at most."""
+RESEND_ROUNDS = 4.0
+"""The first of them, in usual durations of a round, if that is longer: a busy disk has the request,
+and another one would only add to its load."""
+PACE_WEIGHT = 1 / 16
+"""The weight of the last round in the usual duration."""
 PAUSE_S, PAUSE_MOST_S = 0.002, 1.0
 """Bounds of the pause after a refusal: drawn from 0 to the first, which doubles up to the last."""
 RULER_PAUSE_S = 1.0
@@ -248,6 +253,7 @@ class ProposalTrigger(Enum):
 
 
 KEY_ANSWERS = (Promised, Yes, No, OtherBase, RowShown)
+REFUSALS = (No, OtherBase)
 
 _P, _T = ProposalPhase, ProposalTrigger
 
@@ -302,21 +308,25 @@ class Proposal:
     """One operation. The proposer has the rules."""
 
     __slots__ = (
-        "adopters", "answers", "ballot", "base", "call", "change", "disks", "fence", "key",
-        "outdated", "own", "pauses", "phase", "request", "resends", "result", "round", "sent",
-        "ticket", "until", "value", "wake", "work",
+        "adopters", "answers", "asked_at", "ballot", "base", "call", "change", "disks", "fence",
+        "key", "needed", "outdated", "own", "pauses", "phase", "refusals", "resends", "result",
+        "round", "sent", "ticket", "until", "value", "wake", "work",
     )  # fmt: skip
 
     def __init__(self, ticket: Hashable, key: str, work: Operation, until: float) -> None:
         self.ticket, self.key, self.work, self.until = ticket, key, work, until
         self.phase = ProposalPhase.WAITING
-        self.call = 0
-        """The number of the round's call."""
-        self.request: KeyRequest = ReadRow(key)
+        self.call = StoreCall(0, 0, ReadRow(key))
+        """The round's call."""
+        self.asked_at = 0.0
         self.disks: tuple[int, ...] = ()
         self.answers: dict[int, KeyAnswer] = {}
         """Of this round, by disk."""
-        self.adopters: set[int] = set()
+        self.refusals = 0
+        """Of these answers."""
+        self.needed = 0
+        """The answers that end the round."""
+        self.adopters: frozenset[int] = frozenset()
         """Disks that were sent the ring in this round."""
         self.ballot = ZERO
         self.fence = self.round = 0
@@ -340,12 +350,15 @@ class Proposal:
         """Go to the phase that follows."""
         self.phase = following(TRANSITIONS, self.phase, trigger, "proposal")
 
-    @property
-    def needed(self) -> int:
-        """The answers that end the round."""
-        most = len(self.disks)
-        copies = self.work.copies if isinstance(self.work, SaveState) and self.own else 0
-        return max(majority(most), min(copies, most))
+    def begin_round(self, call: StoreCall, disks: tuple[int, ...], now: float) -> None:
+        """This call is sent to these disks."""
+        self.call, self.disks, self.asked_at = call, disks, now
+        self.answers, self.refusals, self.adopters, self.resends = {}, 0, frozenset(), 0
+        most = len(disks)
+        self.needed = majority(most)
+        if self.own and isinstance(self.work, SaveState):
+            self.needed = max(self.needed, min(self.work.copies, most))
+        self.sent = True
 
 
 def _chosen(rows: Sequence[Promised | RowShown], proposal: Proposal) -> bool:
@@ -360,8 +373,8 @@ class Proposer:
     """The operations of one store object. See the module for its use."""
 
     __slots__ = (
-        "_by_call", "_calls", "_dice", "_groups", "_groups_max", "_k", "_out", "_queues",
-        "_serial", "_wakes", "ring", "session",
+        "_by_call", "_calls", "_dice", "_groups", "_groups_max", "_k", "_out", "_pace",
+        "_queues", "_serial", "_wakes", "ring", "session",
     )  # fmt: skip
 
     def __init__(
@@ -378,6 +391,8 @@ class Proposer:
         self._wakes: list[tuple[float, int, Proposal]] = []
         """A heap; the number keeps its order the same in each run."""
         self._k = self._calls = self._serial = 0
+        self._pace = 0.0
+        """The usual duration of a round, in seconds."""
         self._out: list[Effect] = []
 
     # -- for the driver
@@ -408,11 +423,16 @@ class Proposer:
             return []
         if isinstance(answer, RingWanted):
             if answer.number < self.ring.number and reply.disk not in proposal.adopters:
-                proposal.adopters.add(reply.disk)
+                proposal.adopters |= {reply.disk}
                 self._out.append(SendCall(reply.disk, AdoptRing(self.ring)))
-                self._send(proposal, reply.disk)
-        elif reply.ring == self.ring.number and isinstance(answer, KEY_ANSWERS):
-            proposal.answers.setdefault(reply.disk, answer)
+                self._out.append(SendCall(reply.disk, proposal.call))
+        elif (
+            reply.ring == self.ring.number
+            and reply.disk not in proposal.answers
+            and isinstance(answer, KEY_ANSWERS)
+        ):
+            proposal.answers[reply.disk] = answer
+            proposal.refusals += isinstance(answer, REFUSALS)
             self._count(proposal, now)
         return self._effects()
 
@@ -461,7 +481,9 @@ class Proposer:
             assert queue[0].phase not in (_P.WAITING, _P.DONE), key
             assert all(proposal.phase is _P.WAITING for proposal in list(queue)[1:]), key
         for number, proposal in self._by_call.items():
-            assert proposal.call == number
+            assert proposal.call.number == number
+            refusals = sum(isinstance(answer, REFUSALS) for answer in proposal.answers.values())
+            assert proposal.refusals == refusals
             assert proposal.phase in (_P.READING, _P.PREPARING, _P.ACCEPTING)
             assert proposal.disks == self.ring.disks_of(proposal.key)
         for group in self._groups.values():
@@ -527,7 +549,7 @@ class Proposer:
     def _next(self, ballot: Ballot) -> Ballot:
         """Return the next ballot of our group."""
         self._k += 1
-        return ballot._replace(k=self._k)
+        return Ballot(ballot.fence, ballot.round, self.session, self._k)
 
     def _read(self, proposal: Proposal, now: float) -> None:
         self._ask(proposal, ReadRow(proposal.key), now)
@@ -549,32 +571,28 @@ class Proposer:
 
     def _ask(self, proposal: Proposal, request: KeyRequest, now: float) -> None:
         """Begin a round."""
-        self._by_call.pop(proposal.call, None)
+        self._by_call.pop(proposal.call.number, None)
         self._calls += 1
-        proposal.call, proposal.request = self._calls, request
         self._by_call[self._calls] = proposal
-        proposal.disks = self.ring.disks_of(proposal.key)
-        proposal.answers, proposal.adopters = {}, set()
-        proposal.resends = 0
-        for disk in proposal.disks:
-            self._send(proposal, disk)
-        proposal.sent = True
-        self._wake_at(proposal, min(proposal.until, now + RESEND_S))
-
-    def _send(self, proposal: Proposal, disk: int) -> None:
-        call = StoreCall(proposal.call, self.ring.number, proposal.request)
-        self._out.append(SendCall(disk, call))
+        call, disks = (
+            StoreCall(self._calls, self.ring.number, request),
+            self.ring.disks_of(proposal.key),
+        )
+        proposal.begin_round(call, disks, now)
+        self._out += [SendCall(disk, call) for disk in disks]
+        pause = min(max(RESEND_S, RESEND_ROUNDS * self._pace), RESEND_MOST_S)
+        self._wake_at(proposal, min(proposal.until, now + pause))
 
     def _again(self, proposal: Proposal, now: float) -> None:
         """No majority has answered in time: take a refusal that there is, or send again."""
-        if self._highest_refusal(proposal) is not None:
+        if proposal.refusals:
             self._refused(proposal, now)
             return
         proposal.resends += 1
-        proposal.adopters = set()
-        for disk in proposal.disks:
-            if disk not in proposal.answers:
-                self._send(proposal, disk)
+        proposal.adopters = frozenset()
+        self._out += [
+            SendCall(disk, proposal.call) for disk in proposal.disks if disk not in proposal.answers
+        ]
         pause = doubling(RESEND_S, RESEND_MOST_S, proposal.resends + 1)
         self._wake_at(proposal, min(proposal.until, now + pause))
 
@@ -582,9 +600,10 @@ class Proposer:
 
     def _count(self, proposal: Proposal, now: float) -> None:
         """End the round if the answers suffice."""
-        answers = proposal.answers.values()
-        refusals = sum(isinstance(answer, No | OtherBase) for answer in answers)
-        if len(answers) - refusals >= proposal.needed:
+        refusals = proposal.refusals
+        if len(proposal.answers) - refusals >= proposal.needed:
+            took = min(now - proposal.asked_at, RESEND_MOST_S)
+            self._pace += (took - self._pace) * PACE_WEIGHT
             match proposal.phase:
                 case ProposalPhase.ACCEPTING:
                     self._accepted(proposal, now)
@@ -684,7 +703,7 @@ class Proposer:
         refusals = [
             answer.promise if isinstance(answer, No) else ZERO
             for answer in proposal.answers.values()
-            if isinstance(answer, No | OtherBase)
+            if isinstance(answer, REFUSALS)
         ]
         return max(refusals, default=None)
 
@@ -705,7 +724,7 @@ class Proposer:
         group = self._remember(proposal)
         group.ours = False
         group.ballot = group.ballot._replace(fence=proposal.fence, round=proposal.round)
-        self._by_call.pop(proposal.call, None)
+        self._by_call.pop(proposal.call.number, None)
         proposal.pauses += 1
         proposal.advance(ProposalTrigger.REFUSED)
         self._wake_at(proposal, min(proposal.until, now + pause))
@@ -732,7 +751,7 @@ class Proposer:
             self._finish(proposal, Unanswered(proposal.sent), now)
 
     def _finish(self, proposal: Proposal, outcome: Outcome, now: float) -> None:
-        self._by_call.pop(proposal.call, None)
+        self._by_call.pop(proposal.call.number, None)
         proposal.wake = float("inf")
         self._out.append(Finished(proposal.ticket, outcome))
         queue = self._queues[proposal.key]

@@ -93,6 +93,7 @@ from shardbus.replication.versions import (
 )
 
 MASK = 2**64 - 1
+YES = Yes()
 
 
 class Registers:
@@ -256,10 +257,10 @@ class Registers:
         if ballot < row.promise:
             return No(row.promise)
         if ballot == row.ballot:
-            return Yes()
+            return YES
         self._store(key, row, Row(ballot, ballot, value), since)
         self._records.append(ValueRecord(key, ballot, value))
-        return Yes()
+        return YES
 
     def _change(self, request: AcceptChange, now: float) -> Answer:
         key, ballot, base, change = request
@@ -267,12 +268,12 @@ class Registers:
         if ballot < row.promise:
             return No(row.promise)
         if ballot == row.ballot:
-            return Yes()
+            return YES
         if base != row.ballot:
             return OtherBase(row.ballot)
         self._store(key, row, Row(ballot, ballot, changed(row.value, change)), now)
         self._records.append(ChangeRecord(key, ballot, base, change))
-        return Yes()
+        return YES
 
     # -- replicated values
 
@@ -306,9 +307,9 @@ class Registers:
             if value.dots:
                 return Gone()
             if key[0] == DATA and covers(self._removed(key), value.clock):
-                return Yes()
+                return YES
         self._store_value(key, after)
-        return Yes()
+        return YES
 
     def _store_value(self, key: str, value: DataValue) -> None:
         row, after = self.row(key), data_row(value)

@@ -205,10 +205,11 @@ ENTRY_BYTES = 100
 def length_of(value: Value) -> int:
     """Return the bytes of a state, of entries, of reminders or of a replicated value, 0 for any
     other value."""
+    if isinstance(value, StateValue):
+        data, reminders = value.data, value.reminders
+        more = 0 if reminders is None else len(reminders.record) + len(reminders.shard)
+        return more + (0 if data is None else len(data))
     match value:
-        case StateValue(data=data, reminders=reminders):
-            more = 0 if reminders is None else len(reminders.record) + len(reminders.shard)
-            return more + (0 if data is None else len(data))
         case ListValue(due=due, open=saves):
             return ENTRY_BYTES * (len(due) + len(saves))
         case JournalValue(size=size):

@@ -171,9 +171,6 @@ _CHANGES: dict[str, type[AnyChange]] = {
 }
 
 
-_NO_REMINDERS: tuple[list[Any], ...] = ([None], [])
-
-
 def value_of(key: str, raw: Any) -> Value:
     """Return the value of a key, or of a kind of keys, from its plain form.
 
@@ -185,8 +182,8 @@ def value_of(key: str, raw: Any) -> Value:
     kind = _CLASSES.get(key[:1])
     if kind is None:
         return tuple(raw) if isinstance(raw, list) else raw
-    if kind is StateValue and type(raw) is list and len(raw) >= 4 and raw[4:] in _NO_REMINDERS:
-        return StateValue(*raw)
+    if kind is StateValue and type(raw) is list and len(raw) == 5 and raw[4] is None:
+        return StateValue(*raw)  # most values by far: a state without reminders
     value: Value = msgspec.convert(raw, kind)
     return value
 
@@ -238,18 +235,18 @@ _read_call = msgspec.msgpack.Decoder(_Call).decode
 
 def encode_call(requests: Iterable[Numbered]) -> bytes:
     """Return the body of a CALL."""
-    call = _Call([], [], [], [], [], [], [], [])
+    call: Any = _Call([], [], [], [], [], [], [], [])
     for numbered in requests:
         number, request = numbered
         match request:
             case AcceptValue():
-                call.accepts.append(_Accept(number, *request))
+                call.accepts.append((number, *request))
             case PrepareBallot():
                 call.prepares.append((number, request))
             case ReadRow():
                 call.reads.append((number, request))
             case AcceptChange():
-                call.changes.append(_Change(number, *request))
+                call.changes.append((number, *request))
             case ScanBucket():
                 call.scans.append((number, request))
             case TakeChange():

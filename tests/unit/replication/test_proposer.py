@@ -12,10 +12,12 @@ from shardbus.replication.messages import (
     RowShown,
 )
 from shardbus.replication.proposer import (
+    RESEND_S,
     ChangeValue,
     Completed,
     LoadState,
     Outdated,
+    Proposer,
     ReadValue,
     SaveState,
     SendCall,
@@ -279,6 +281,40 @@ def test_answers_of_another_ring_do_not_count(replicas: Replicas) -> None:
         assert store.handle(StoreReply(number, disk, 2, shown), 0.0) == []
     assert store.handle(StoreReply(number, 1, 1, shown), 0.0) == []
     assert store.handle(StoreReply(number, 2, 1, shown), 0.0) != []
+
+
+def resent_after(store: Proposer, now: float) -> float:
+    """Begin a read at `now`, and return the seconds until its requests are sent again."""
+    store.submit(now, KEY, ReadValue(), now, 50.0)
+    due = store.deadline()
+    assert due is not None
+    return due - now
+
+
+def answer_after(store: Proposer, now: float, seconds: float) -> None:
+    """Read once, with answers that come after so many seconds."""
+    effects = store.submit(now, KEY, ReadValue(), now, 50.0)
+    shown = RowShown(ZERO, ZERO, None, 0.0)
+    for effect in effects:
+        assert isinstance(effect, SendCall)
+        assert isinstance(effect.call, StoreCall)
+        store.handle(StoreReply(effect.call.number, effect.disk, 1, shown), now + seconds)
+
+
+def test_a_round_of_busy_disks_is_not_sent_again_before_its_usual_time(replicas: Replicas) -> None:
+    store = replicas.store()
+    for now in range(100):
+        answer_after(store, float(now), 0.1)
+    assert resent_after(store, 200.0) == pytest.approx(0.4, abs=0.01)
+    idle = replicas.store()
+    answer_after(idle, 0.0, 0.001)
+    assert resent_after(idle, 1.0) == pytest.approx(RESEND_S)
+
+
+def test_a_stall_is_soon_forgotten(replicas: Replicas) -> None:
+    store = replicas.store()
+    answer_after(store, 0.0, 40.0)
+    assert resent_after(store, 100.0) <= 0.25
 
 
 def test_the_age_of_a_lease_goes_on_when_it_is_settled(replicas: Replicas) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 from typing import Any
 
 import pytest
 
 from shardbus.ids import Address
 from shardbus.replication.messages import ReadRow
-from shardbus.replication.ring import NO_RING, StoreCall
+from shardbus.replication.proposer import Proposer, ReadValue, SendCall
+from shardbus.replication.ring import NO_RING, RingMember, StoreCall, first_ring
 from shardbus.store.replica_links import ReplicaLinks
 from shardbus.wire.replica_frames import decode_call
 
@@ -42,9 +44,8 @@ class Sent:
 def ignore(*arguments: object) -> None: ...
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
-async def test_a_call_that_has_no_bytes_fails_no_other(place: int) -> None:
-    network: Any = Sent()
+async def links_of(network: Any) -> ReplicaLinks:
+    """Links to replicas that serve, each with the disk of its place; nothing was sent yet."""
     links = ReplicaLinks("shop", ADDRESSES, network, ignore, ignore)
     links.open(asyncio.get_running_loop())
     for disk, link in enumerate(links.links.values()):
@@ -52,6 +53,28 @@ async def test_a_call_that_has_no_bytes_fails_no_other(place: int) -> None:
         links._on_welcome(link, disk, NO_RING, "")
     for sent in network.bodies:
         sent.clear()
+    return links
+
+
+async def test_a_call_to_several_disks_is_made_into_bytes_once() -> None:
+    network = Sent()
+    links = await links_of(network)
+    ring = first_ring(tuple(RingMember(disk) for disk in range(len(ADDRESSES))), 2)
+    for effect in Proposer(1, ring, Random(0)).submit(1, "l1", ReadValue(), 0.0, 1.0):
+        assert isinstance(effect, SendCall)
+        assert isinstance(effect.call, StoreCall)
+        assert links.send(effect.disk, effect.call)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    [[first], [second]] = network.bodies
+    assert first is second
+    links.close()
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+async def test_a_call_that_has_no_bytes_fails_no_other(place: int) -> None:
+    network = Sent()
+    links = await links_of(network)
     keys = ["one", "two"]
     keys.insert(place, "half\ud800")
     for number, key in enumerate(keys):
