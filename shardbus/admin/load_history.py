@@ -83,9 +83,9 @@ class LoadHistory:
         """Take a sample if a step has ended. Called about once a second."""
         now = self._clock()
         if self._before is None:  # the first step has all messages since the start of the node
-            read = self._read()
-            times = Histogram(read.handled.bounds), Histogram(read.waited.bounds)
-            self._before = now, LoadReading((0,) * len(RATES), *times, read.now)
+            first = self._read()
+            empty = Histogram(first.handled.bounds), Histogram(first.waited.bounds)
+            self._before = now, LoadReading((0,) * len(RATES), *empty, first.now)
             return
         began, before = self._before
         number = int(now // STEP_S) - 1

@@ -264,7 +264,8 @@ Request = (
 )
 
 LeasedItem = tuple[int, int, float, bytes]
-"""Number, attempt from 1, seconds until the lease ends, body."""
+"""Number, attempt from 1, seconds from the pull until the lease ends, body. The worker measures from
+its request, and the lease of a pull that has waited begins later."""
 
 
 class QueueRules(msgspec.Struct, frozen=True):
@@ -317,7 +318,8 @@ class WorkItems:
         """A heap of the ends of leases and delays. One that has changed since is skipped."""
         self._puts: dict[int, PutWork] = {}
         """By ticket, in the order of arrival; so are the pulls."""
-        self._pulls: dict[int, PullWork] = {}
+        self._pulls: dict[int, tuple[PullWork, float]] = {}
+        """Pulls that wait, by ticket, each with its time."""
         self._waits: list[tuple[float, int]] = []
         """A heap of the times at which tickets wait no longer. Those with an answer are skipped."""
         self._events: list[QueueEvent] = []
@@ -352,7 +354,7 @@ class WorkItems:
             case ReturnWork():
                 self._answers.append((ticket, self._on_return(request, now)))
             case CancelPull(token):
-                for waiting in [t for t, pull in self._pulls.items() if pull.token == token]:
+                for waiting in [t for t, (pull, _) in self._pulls.items() if pull.token == token]:
                     del self._pulls[waiting]
                     self._answers.append((waiting, []))
                 back = ReturnWork(token, list(self.state.items))
@@ -472,13 +474,13 @@ class WorkItems:
         if pull.again and (held := self._held(list(self.state.items), pull.token, now)):
             self._answers.append((ticket, self._leased(held, now)))
             return
-        self._pulls[ticket] = pull
+        self._pulls[ticket] = pull, now
         heapq.heappush(self._waits, (now + pull.wait, ticket))
 
     def _lease(self, now: float) -> None:
         """Lease ready items, to the pulls that wait longest."""
         while self._ready and self._pulls:
-            ticket, pull = next(iter(self._pulls.items()))
+            ticket, (pull, since) = next(iter(self._pulls.items()))
             numbers: list[int] = []
             while self._ready and len(numbers) < pull.most:
                 number = heapq.heappop(self._ready)
@@ -493,11 +495,12 @@ class WorkItems:
             for number in numbers:
                 heapq.heappush(self._dues, (until, number))
             del self._pulls[ticket]
-            self._answers.append((ticket, self._leased(numbers, now)))
+            waited = min(max(now - since, 0.0), pull.wait)  # the clock may jump
+            self._answers.append((ticket, self._leased(numbers, now - waited)))
 
-    def _leased(self, numbers: Sequence[int], now: float) -> list[LeasedItem]:
+    def _leased(self, numbers: Sequence[int], since: float) -> list[LeasedItem]:
         items = [(number, self.state.items[number]) for number in numbers]
-        return [(number, one.attempts, one.until - now, one.body) for number, one in items]
+        return [(number, item.attempts, item.until - since, item.body) for number, item in items]
 
     # ---- the end of leases
 

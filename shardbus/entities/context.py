@@ -38,6 +38,7 @@ from shardbus.reminders.record import Reminder, shown
 from shardbus.reminders.rule import Late
 from shardbus.routing.paths import child_id
 from shardbus.sharding.instances import split_row
+from shardbus.tasks.own_loop import check_loop
 from shardbus.wire.schema import encode_message
 
 E = TypeVar("E")
@@ -103,7 +104,8 @@ class Context:
         """Return the activation, for an act that `what` names.
 
         Raises:
-            StaleActivation: the object is over. Nothing has changed.
+            StaleActivation: the object is over. LocalProtocolError: the caller is in another
+                thread. Nothing has changed.
         """
         raise NotImplementedError
 
@@ -416,6 +418,7 @@ class FirstContext(Activation, Context):
     def _acting(self, what: str) -> Activation:
         if self.state is GONE or (self.extras is not None and self.extras.objects_ended):
             raise _stale(self, what)
+        check_loop(self.shard.host.loop)
         return self
 
     def context_now(self) -> Context:
@@ -464,6 +467,7 @@ class LaterContext(Context):
         activation = self._activation
         if activation.state is GONE or activation.objects_ended != self._number:
             raise _stale(self, what)
+        check_loop(activation.shard.host.loop)
         return activation
 
 

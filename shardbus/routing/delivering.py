@@ -66,6 +66,7 @@ from shardbus.errors import (
 )
 from shardbus.quantities import counted
 from shardbus.routing.router import LoopSender
+from shardbus.tasks.own_loop import check_loop
 from shardbus.transport.asks import Key, set_error
 from shardbus.transport.machine_timer import MachineTimer
 from shardbus.wire.batch import PAYLOAD_BYTES_MAX
@@ -275,6 +276,7 @@ class DeliverySender:
             MessageTooLarge, LocalProtocolError: the process ends.
         """
         loop, producer, key = self._loop, self.producer, sender.key(_marked[method])
+        check_loop(loop)
         target = (key[0], entity_id)
         if target not in producer.lines:
             sender.route_for(entity_id)  # an invalid id is the caller's error
@@ -313,6 +315,7 @@ class DeliverySender:
         decode: Decode,
     ) -> asyncio.Future[Any]:
         """Ask a handler that runs once for the key `once`. Returns a future of its answer."""
+        check_loop(self._loop)
         sender.route_for(entity_id)
         settings = self.settings
         call = KeyedCall(sender, entity_id, method, payload, once, timeout_ms, decode, settings)

@@ -53,6 +53,7 @@ from shardbus.sharding.region.route import (
     BufferedMessage,
 )
 from shardbus.tasks.answers import answers_of
+from shardbus.tasks.own_loop import check_loop
 from shardbus.transport.asks import CoarseClock, Failure, Key, Unsent
 from shardbus.transport.direct_message import AskingRun, LocalOutbox
 from shardbus.transport.fork_guard import guard
@@ -418,7 +419,12 @@ class Router:
         decode: Decode,
         binding: Binding = Binding.ANY,
     ) -> asyncio.Future[Any]:
-        """Send an ask. Returns a future of the answer, which `decode` reads."""
+        """Send an ask. Returns a future of the answer, which `decode` reads.
+
+        Raises:
+            LocalProtocolError: another thread or event loop calls.
+        """
+        check_loop(self._loop)
         route = self._by_id.get(entity_id) or self.route_of(entity_id)
         out, run = route.out, None
         if self._caller is not None and (caller := self._caller()) is not None:
@@ -486,6 +492,7 @@ class Router:
             BufferFull: it is a tell, and the buffer is full. MessageTooLarge: the payload is over
                 the limit; found here, because in the buffer it would block the messages behind it.
         """
+        check_loop(self._loop)
         if len(pending.payload) > PAYLOAD_BYTES_MAX:
             raise too_large(len(pending.payload))
         out = self.route(pending.shard).out

@@ -45,6 +45,7 @@ from shardbus.errors import EntityFailed, RequestError
 from shardbus.tasks.answers import ANSWERS, WatchedAnswer, answers_of, is_watched
 from shardbus.tasks.eager import FirstSteps
 from shardbus.tasks.interrupts import raise_interrupt
+from shardbus.tasks.own_loop import check_loop
 from shardbus.transport.asks import Asks, Key, refuse_answer
 from shardbus.transport.full_entities import Target
 from shardbus.transport.inbox import Inbox
@@ -317,6 +318,7 @@ class LocalOutbox(SessionOutbox):
             and len(payload) <= PAYLOAD_BYTES_MAX
             and self.lost is None
         ):
+            check_loop(self._loop)
             tell = direct.at_hand = DirectTell(self, key, entity_id, payload)
             self.writable, self.until_room = False, tell
             if not self.scheduled:

@@ -32,6 +32,7 @@ from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
 from shardbus.errors import BufferFull, EntityFailed, MessageTooLarge, RequestError
+from shardbus.tasks.own_loop import check_loop
 from shardbus.transport.asks import Asks, Key, Waiter, fail_of, refuse
 from shardbus.transport.full_entities import Target
 from shardbus.transport.held_entities import TAKE_BACK_MIN, HeldEntities, take_back
@@ -315,6 +316,7 @@ class SessionOutbox:
 
     def _open_tells(self, key: Key, entity_id: str, payload: bytes, accepted: bool) -> bool:
         """Open a run of tells. Returns False if the message waits for its held entity instead."""
+        check_loop(self._loop)
         held = self.held is not None
         if held and self._note_hold((key[0], entity_id)):
             self._queue(key, entity_id, payload, accepted=accepted)
@@ -343,6 +345,7 @@ class SessionOutbox:
     ) -> bool:
         """Open a run of asks. Returns False if the message waits for its held entity instead, or
         its caller has got BufferFull."""
+        check_loop(self._loop)
         held = self.held is not None
         if held and self._note_hold((key[0], entity_id)):
             waits = waiter, decode, timeout_ms

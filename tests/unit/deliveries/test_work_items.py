@@ -121,6 +121,18 @@ def test_a_late_confirmation_counts_whoever_has_the_item_now() -> None:
     assert home.pull("z/1") == []
 
 
+def test_the_end_of_a_lease_counts_from_the_pull_which_may_have_waited() -> None:
+    home = Home(lease=2.0)
+    first = home.begin(PullWork("x/1", 1, 20.0))
+    home.after(5)
+    home.put(b"a")
+    assert home.answers[first] == [(1, 1, 7.0, b"a")]
+    second = home.begin(PullWork("y/1", 1, 20.0))
+    home.after(-3600)  # the clock is set back
+    home.put(b"b")
+    assert home.answers[second] == [(2, 1, 2.0, b"b")]
+
+
 def test_a_pull_waits_for_an_item_and_the_first_to_wait_gets_it() -> None:
     home = Home()
     first, second = (home.begin(PullWork(token, 5, 20.0)) for token in ("x/1", "y/1"))

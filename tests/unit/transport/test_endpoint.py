@@ -10,7 +10,7 @@ import pytest
 
 from shardbus.errors import NodeLost
 from shardbus.ids import Address, NodeId
-from shardbus.transport import incoming
+from shardbus.transport import incoming, outbox
 from shardbus.transport.asks import CoarseClock, Unsent
 from shardbus.transport.endpoint import KEEP_ALIVE_S, Endpoint
 from shardbus.transport.endpoint_events import EndpointEvents
@@ -38,6 +38,12 @@ class SlowLoop:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loop, name)
+
+
+@pytest.fixture(autouse=True)
+def any_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A SlowLoop runs its callers, though it is not the loop that runs."""
+    monkeypatch.setattr(outbox, "check_loop", lambda loop: None)
 
 
 class Pair:
