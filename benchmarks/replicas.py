@@ -15,7 +15,7 @@ killed.
 
     python -m benchmarks.replicas                   cluster and redis
     python -m benchmarks.replicas etcd              and etcd
-    python -m benchmarks.replicas keys=1000000      cluster of so many keys, beside 10,000
+    python -m benchmarks.replicas keys=1000000      cluster of a million keys, beside 10,000
 
 Source: the figures are in docs/measurements.md.
 """

@@ -88,6 +88,17 @@ def check_class(cls: object) -> None:
             f"{cls.__name__} must be a subclass of shardbus.Entity",
             hint=f"write class {cls.__name__}(Entity)",
         )
+    if _is_frozen(cls):
+        raise ConfigError(
+            f"{cls.__name__} is frozen: an entity has its context and its state set",
+            hint="declare the class of its state frozen instead",
+        )
+
+
+def _is_frozen(cls: type) -> bool:
+    """True for a frozen dataclass or attrs class, whose objects refuse every attribute."""
+    parameters = vars(cls).get("__dataclass_params__")
+    return getattr(parameters, "frozen", False) or cls.__setattr__.__name__ == "_frozen_setattrs"
 
 
 def entity_type_of(

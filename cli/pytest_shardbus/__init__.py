@@ -29,6 +29,7 @@ Source: docs/how-to/test-entities.md.
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import sys
 import warnings
@@ -134,13 +135,27 @@ def pytest_pyfunc_call_in_virtual_time(pyfuncitem: pytest.Function) -> Generator
         pyfuncitem.obj = called
 
 
+def _in_a_loop(test: Callable[..., Any]) -> Callable[..., None]:
+    """Return a plain function that runs the async one in a loop of its own."""
+
+    @functools.wraps(test)
+    def run(*arguments: Any, **named: Any) -> None:
+        asyncio.run(test(*arguments, **named))
+
+    return run
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run an async test without a cluster that no other plugin runs, of a project that has imported
-    shardbus, in a loop of its own."""
-    if "shardbus" not in sys.modules or not inspect.iscoroutinefunction(pyfuncitem.obj):
+    shardbus, in a loop of its own; each example of hypothesis in another one."""
+    if "shardbus" not in sys.modules or any(map(pyfuncitem.get_closest_marker, RUNNERS)):
         return None
-    if any(map(pyfuncitem.get_closest_marker, RUNNERS)):
+    given = getattr(pyfuncitem.obj, "hypothesis", None)
+    example = getattr(given, "inner_test", None)
+    if given is not None and inspect.iscoroutinefunction(example):
+        given.inner_test = _in_a_loop(example)
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = inspect.signature(pyfuncitem.obj).parameters
     asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))

@@ -7,6 +7,7 @@ line on standard error, and the exit code of that kind of failure.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -23,6 +24,8 @@ from shardbus_cli.output import error
 
 SENDING = ("tell", "ask")
 """Commands whose arguments may look like options: a negative number, for example."""
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a disk that takes no more of an output."""
 
 
 def command_line(names: Iterable[str] = COMMANDS) -> typer.Typer:
@@ -105,7 +108,7 @@ def run(
     except CommandFailure as failure:
         return failed(failure)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_output()
         return ExitCode.FAILED
     except KeyboardInterrupt:
         return 130
@@ -118,10 +121,18 @@ def run(
 
         if isinstance(raised, ShardBusError):
             return failed(CommandFailure.of(raised))
+        if isinstance(raised, OSError) and raised.errno in NO_ROOM:
+            _silence_output()
+            return failed(CommandFailure(f"cannot write: {raised.strerror}"))
         what = f"{type(raised).__name__}: {raised}".rstrip(": ")
         hint = "run it with --debug and report its output"
         return failed(CommandFailure(f"defect of this command: {what}", hint))
     return ended_with if isinstance(ended_with, int) else ExitCode.OK
+
+
+def _silence_output() -> None:
+    """Let what the interpreter still has to write at its end go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _unreadable(wrong: Any, *, debug: bool) -> int:

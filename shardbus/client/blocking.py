@@ -206,7 +206,6 @@ class Client(BlockingTowards):
         trace_ratio: float = 0.0,
         trace_limit: int = TRACES_A_SECOND,
     ) -> None:
-        guard(self)
         self._tracing, self._trace_ratio, self._trace_limit = tracing, trace_ratio, trace_limit
         self._secret, self._key = secret, key
         self._addresses, self._cluster = addresses, cluster
@@ -226,6 +225,7 @@ class Client(BlockingTowards):
         with self._opening:
             if self._opened:
                 return
+            guard(self)
             self._loop = asyncio.new_event_loop()
             bridge = ThreadBridge(self._loop, self._timeout_ms / 1000)
             run = self._loop.run_forever

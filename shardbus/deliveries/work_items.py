@@ -264,8 +264,8 @@ Request = (
 )
 
 LeasedItem = tuple[int, int, float, bytes]
-"""Number, attempt from 1, seconds from the pull until the lease ends, body. The worker measures from
-its request, and the lease of a pull that has waited begins later."""
+"""Number, attempt from 1, seconds from the pull until the lease ends, body. The worker measures
+from its request, and the lease of a pull that has waited begins later."""
 
 
 class QueueRules(msgspec.Struct, frozen=True):

@@ -1,10 +1,13 @@
-"""SIGTERM and SIGINT of a node's process: the first lets the node leave, the second stops it.
+"""SIGTERM, SIGINT and SIGHUP of a node's process: the first lets it leave, the second stops it.
 
 The handler of asyncio runs when the loop turns, and Python then restarts the call that the signal
 interrupts. So a handler that blocks the loop, such as a `print` whose reader stands still, would
 keep both from the process. A handler of Python itself runs in the main thread between two
 instructions, and in a blocking call that the signal interrupts. Here it does two things, both of
 which take no lock: it sets the deadline of the process, and passes the request into the loop.
+
+A node with a secret reads it again at SIGHUP instead (`run`). Without one it leaves: its terminal
+was closed.
 
 Source: docs/how-to/operate.md.
 """
@@ -17,7 +20,7 @@ from contextlib import suppress
 
 from shardbus.node.deadline import STOP_S, Deadline
 
-NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
 
 
 class StopSignals:

@@ -3,7 +3,7 @@
 SIGTERM, SIGINT, and the end of the node or unit that started the process end it, after the turn
 that is being written; `END_S` later it ends at once. Unanswered requests are then as after a crash.
 If the node has left in order, the replica stays while other nodes need it, for `LINGER_S` at most.
-SIGHUP reads the file of the cluster's secret again.
+SIGHUP reads the file of the cluster's secret again; without a secret it stops the replica.
 
 A disk that is given up (`standing`) is put aside, and the replica goes on with a blank one in the
 same process.
@@ -140,7 +140,7 @@ async def _serve(
 ) -> bool:
     """Run a server. Returns True if its disk was given up, so that a blank one is to follow."""
     loop, stop, leave = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, stop.set)
     if keyring is not None:
         loop.add_signal_handler(signal.SIGHUP, _rekey, network, keyring)

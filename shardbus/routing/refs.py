@@ -179,17 +179,30 @@ class Call(Addressed):
             handler has refused it.
         """
         sender, payload = self._sender, self._pack(args, kwargs)
-        seconds = None if within is None else duration(within)
+        seconds = None if within is None else self._within(within, args)
         return sender.deliverer.deliver(sender, self._id, self._method.name, payload, seconds)
 
     def deliver_nowait(self, *args: Any, within: float | str | None = None, **kwargs: Any) -> Any:
         """Deliver as `deliver` does, or raise BufferFull if it would wait for room in the window of
         unconfirmed deliveries. A reference of a thread does not wait for the confirmation."""
         sender, payload = self._sender, self._pack(args, kwargs)
-        seconds = None if within is None else duration(within)
+        seconds = None if within is None else self._within(within, args)
         return sender.deliverer.deliver(
             sender, self._id, self._method.name, payload, seconds, waits=False
         )
+
+    def _within(self, within: float | str, args: tuple[Any, ...]) -> float:
+        self._check_own("within", args)
+        return duration(within)
+
+    def _check_own(self, name: str, args: tuple[Any, ...]) -> None:
+        """Raise TypeError if an argument of this call may be meant for the handler, which has a
+        parameter of that name."""
+        method = self._method
+        if any(parameter.name == name for parameter in method.parameters[len(args) :]):
+            raise TypeError(
+                f"{method.name} has a parameter {name}, too: give that by its place, before {name}="
+            )
 
     def as_delivery(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -206,6 +219,7 @@ class Call(Addressed):
         its deadline while no answer comes."""
         if key is None:
             return self(*args, **kwargs)
+        self._check_own("key", args)
         sender, payload, method = self._sender, self._pack(args, kwargs), self._method
         return sender.deliverer.ask_once(
             sender,

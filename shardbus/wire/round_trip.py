@@ -2,7 +2,8 @@
 
 The comparison goes by fields and elements, and does not ask a class of the application's whether
 two objects are equal. Two values are the same if they have one type and one value. A declared type
-decides the arriving value, so these are the same, too, unless `exact`:
+decides the arriving value, so these are the same, too, unless `exact`, which is for places without
+a declared type, or with several:
 
     an int where a float is declared         the float of that value
     a subclass of a plain class              the plain value, which is equal
@@ -18,7 +19,8 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from operator import attrgetter
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_origin
 
 import msgspec
 
@@ -78,7 +80,7 @@ def _check_kinds(sent: Any, read: Any, exact: bool) -> None:
     made = type(read)
     if made is float and type(sent) is int:
         return
-    if made is list and type(sent) is tuple:
+    if made is list and type(sent) is tuple and not exact:
         return
     if not exact and made in _PLAIN and isinstance(sent, made) and made is not bool:
         return
@@ -170,11 +172,11 @@ def _check_models(sent: Any, read: Any, exact: bool) -> None:
     cls: Any = type(read)
     own, other = sent.__dict__, read.__dict__
     flat = _are_scalars(map(type, own.values())) and _are_scalars(map(type, other.values()))
-    for name, untyped in () if flat and own == other else _model_fields(cls):
+    for name, is_open in () if flat and own == other else _model_fields(cls):
         value, found = own[name], other[name]
         if value is not found:
             try:
-                check_same(value, found, exact=exact or untyped)
+                check_same(value, found, exact=exact or is_open)
             except Misfit as misfit:
                 raise misfit.within(f".{name}") from None
     for held in ("__pydantic_extra__", "__pydantic_private__"):
@@ -190,16 +192,20 @@ def _check_models(sent: Any, read: Any, exact: bool) -> None:
 
 @lru_cache(1024)
 def _model_fields(model: Any) -> tuple[tuple[str, bool], ...]:
-    """Return the fields of a model, each with whether a part of it has no declared type."""
+    """Return the fields of a model, each with whether the type of a part of it is open."""
     fields = model.model_fields.items()
-    return tuple((name, _is_untyped(field.annotation)) for name, field in fields)
+    return tuple((name, _is_open(field.annotation)) for name, field in fields)
 
 
-def _is_untyped(annotation: Any) -> bool:
-    """True if a part of an annotation says nothing of its values."""
+def _is_open(annotation: Any) -> bool:
+    """True if the class of a value does not follow from a part of an annotation: without a type, or
+    with several, of which pydantic takes one that fits the plain value."""
     arguments = getattr(annotation, "__args__", None)
     if arguments:
-        return any(map(_is_untyped, arguments))
+        several = (
+            get_origin(annotation) in (Union, UnionType) and len({*arguments} - {NoneType}) > 1
+        )
+        return several or any(map(_is_open, arguments))
     return annotation in (Any, object, list, dict, tuple, set, frozenset)
 
 

@@ -136,6 +136,17 @@ async def test_a_blocking_client_refuses_in_a_child_and_its_block_can_be_left(
     assert child_answer == "101"
 
 
+async def test_a_blocking_client_that_was_not_used_yet_opens_in_a_child(nodes: Nodes) -> None:
+    client = Client(
+        f"tcp://{nodes.all[0].me.address}",
+        cluster="forks",
+        timeout=PATIENCE_S,
+        connect_timeout=PATIENCE_S,
+    )
+    assert await forked(lambda: client.call("counter", "a", "add", 7)) == "7"
+    assert await forked(lambda: client.call("counter", "a", "add", 1)) == "8"
+
+
 def with_own(address: str) -> int:
     """A client that was made after the fork."""
     with Client(address, cluster="forks", timeout=PATIENCE_S, connect_timeout=PATIENCE_S) as client:

@@ -46,9 +46,10 @@ async def test_a_node_says_when_it_is_ready_and_leaves_at_a_signal(lab: Processe
 
 
 @pytest.mark.long
-async def test_sigint_leaves_too(lab: Processes) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+async def test_ctrl_c_and_a_closed_terminal_leave_too(lab: Processes, number: int) -> None:
     node = await lab.start()
-    node.signal(signal.SIGINT)
+    node.signal(number)
     assert await node.ended() == 0
     assert "Traceback" not in node.err.read_text()
 

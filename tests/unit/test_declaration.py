@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+import attrs
 import pytest
 
 from shardbus import Directive, Entity, Instances, ShardBus, handler
@@ -54,6 +55,15 @@ def test_the_decorator_stands_over_a_class_of_entities(bus: ShardBus, parenthese
     with pytest.raises(ConfigError, match=r"NoEntity must be a subclass of .*NoEntity\(Entity\)"):
         decorate(NoEntity)
     assert bus.types == {}
+
+
+@pytest.mark.parametrize("freeze", [dataclass(frozen=True), attrs.frozen])
+def test_a_frozen_class_is_refused(bus: ShardBus, freeze: Any) -> None:
+    class Order(Entity): ...
+
+    frozen, entity = freeze(Order), bus.entity("order")
+    with pytest.raises(ConfigError, match=r"Order is frozen: .* declare the class of its state"):
+        entity(frozen)
 
 
 @pytest.mark.parametrize(

@@ -48,10 +48,13 @@ async def run_unit(
     server = serve(app, http.host, http.port, tls_files(http))
     await server.start()
     unit.url = f"{scheme(http)}://{http.host}:{server.port}"
+    stops = [signal.SIGTERM, signal.SIGINT]
     if settings.security.secret:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, unit.reload_keys)
+    else:
+        stops.append(signal.SIGHUP)
     try:
-        return await unit.children.run(signal.SIGTERM, signal.SIGINT)
+        return await unit.children.run(*stops)
     finally:
         await server.stop()
 

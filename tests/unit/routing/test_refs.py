@@ -198,3 +198,24 @@ def test_a_key_of_an_ask_that_cannot_be_sent_is_refused(key: Any) -> None:
 def test_a_key_of_a_class_of_texts_is_a_plain_one() -> None:
     key = check_key(type("Key", (str,), {})("order-é"))
     assert (type(key), key) == (str, "order-é")
+
+
+@bus.entity("door", shards=4)
+class Door(Entity):
+    """Has parameters with the names of arguments of a call."""
+
+    @handler
+    def lock(self, key: str = "", within: float = 0.0) -> str:
+        return key
+
+
+async def test_an_argument_that_may_be_meant_for_the_handler_is_refused() -> None:
+    lock = Ref(sender_to(Door), "front", 1000).lock
+    with pytest.raises(TypeError, match="lock has a parameter key, too"):
+        lock.ask(key="a")
+    with pytest.raises(TypeError, match="lock has a parameter within, too"):
+        lock.deliver("a", within=3)
+    with pytest.raises(TypeError, match="lock has a parameter within, too"):
+        lock.deliver_nowait("a", within="3s")
+    with pytest.raises(AttributeError, match="deliverer"):  # it would be sent
+        lock.ask("a", key="k")

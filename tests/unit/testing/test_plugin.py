@@ -15,6 +15,7 @@ TESTS = """
 import asyncio
 
 import pytest
+from hypothesis import given, settings, strategies
 
 from app import Counter
 from shardbus.testing import EntityProbe
@@ -42,6 +43,13 @@ def test_needs_no_loop(shardbus_cluster, shardbus_client):
 
 async def test_fails(shardbus_cluster, shardbus_client):
     assert await shardbus_client.ref(Counter, "a").add() == 2
+
+
+@given(strategies.integers(0, 5))
+@settings(max_examples=3, deadline=None)
+async def test_of_hypothesis(count):
+    async with EntityProbe(Counter, "a") as probe:
+        assert await probe.ask("add", count) == count
 
 
 async def test_without_a_fixture():
@@ -103,7 +111,7 @@ def project(tmp_path: Path) -> Path:
 def test_a_project_gets_a_cluster_in_virtual_time(project: Path) -> None:
     said = run(project, "-rA", "--shardbus-seed", "8", "-W", "ignore")
     passed = ["runs_in_virtual_time", "has_the_arguments_of_its_mark", "needs_no_loop"]
-    passed += ["without_a_fixture"]
+    passed += ["without_a_fixture", "of_hypothesis"]
     for name in passed:
         assert f"PASSED test_app.py::test_{name}" in said, said
     assert "FAILED test_app.py::test_fails" in said

@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator
 from decimal import Decimal
+from enum import IntEnum
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
@@ -277,3 +278,43 @@ def test_a_model_that_dumps_itself_by_aliases_is_sent_so_for_earlier_builds() ->
 def test_a_model_checks_what_arrives(cls: Any, plain: Any) -> None:
     with pytest.raises(msgspec.ValidationError):
         decoder(cls)(encode_value(plain))
+
+
+class Level(IntEnum):
+    LOW = 1
+
+
+class Open(BaseModel):
+    """The types of its values are open."""
+
+    model_config = ConfigDict(extra="allow")
+    any: Any = None
+    items: list = []  # type: ignore[type-arg]
+    rows: dict = {}  # type: ignore[type-arg]
+    either: list[int] | tuple[int, ...] = []
+    level: Level | int | None = None
+    one: tuple[int, ...] | None = None
+
+
+@pytest.mark.parametrize(
+    ("sent", "place"),
+    [
+        (Open(any=(1,)), "any: is a tuple"),
+        (Open(items=[(1,)]), r"items\[0\]: is a tuple"),
+        (Open(rows={"k": (1,)}), "rows.k: is a tuple"),
+        (Open(either=(1,)), "either: is a tuple"),
+        (Open(more=(1,)), "more: is a tuple"),  # type: ignore[call-arg]
+        (Open(level=Level.LOW), "level: is a Level"),
+    ],
+)
+def test_a_value_of_an_open_type_that_would_come_back_as_another_is_refused(
+    sent: Open, place: str
+) -> None:
+    for pack in (pack_sent, pack_whole):
+        with pytest.raises(Misfit, match=place):
+            pack(sent)
+
+
+def test_a_value_of_an_open_type_that_comes_back_travels() -> None:
+    sent = Open(any=[1], items=[{"a": 1.5}], either=[1], level=3, one=(1, 2))
+    assert decoder(Open)(pack_sent(sent)) == sent
