@@ -21,6 +21,10 @@ collector, and it ends no process. So these are the application's own:
   closes, its references raise NodeLost, and `on_stopped` gets the reason. A process whose node is
   gone should end, and be started again.
 
+With the store `cluster://` an embedded node has the replica that the same settings give to `node
+start`: a process beside this one, from before the node's start until after its end. It stays while
+the node rejoins. If this process ends, however it does, the replica ends, too.
+
 A node that membership has downed rejoins as a new incarnation, by the rules of `node.rejoining`:
 it closes, waits for its store, and joins through the members that it knew. Its entities are gone
 from memory. Until it is up again `bus.ref` raises NodeLost, or messages wait for a home; references
@@ -33,10 +37,12 @@ Source: docs/how-to/web.md; S3.42.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from shardbus.admin.page_table import administer
 from shardbus.config.settings import Settings
@@ -50,9 +56,12 @@ from shardbus.node.node import Node
 from shardbus.node.rejoining import contacts, named, next_turn, store_answers
 from shardbus.node.served_node import Application, ServedNode, leaves_within
 from shardbus.node.shutdown import leave
+from shardbus.replica.child import ReplicaChild, replica_words, with_replicas
 from shardbus.task_set import TaskSet
 
 log = GuardedLog("shardbus.node")
+
+T = TypeVar("T")
 
 
 class EmbeddedApplication(Application, Protocol):
@@ -84,6 +93,8 @@ class EmbeddedNode:
         self._bus, self._settings, self._on_stopped = bus, settings, on_stopped
         self._served: ServedNode | None = None
         """The incarnation that has been started last."""
+        self._replica: _OwnReplica | None = None
+        """The replica of `cluster://` that runs beside this process, while there is one."""
         self._begun = False
         self._tasks = TaskSet()
         self._life: asyncio.Task[None] | None = None
@@ -130,7 +141,8 @@ class EmbeddedNode:
         """Start the node, and return when it is up and its regions are registered.
 
         Raises:
-            ConfigError: a port is taken, or the application runs a node already.
+            ConfigError: a port is taken, the replica of `cluster://` cannot run, or the application
+                runs a node already.
             StoreUnavailable: the store does not answer.
             Refused: the cluster refuses the node.
             NodeLost: no seed answers, or the node has ended before it was up.
@@ -147,21 +159,36 @@ class EmbeddedNode:
             )
         source = version_source(self._settings.kubernetes, self._bus.version_source)
         own = await with_version(self._settings.node, source)
-        self._settings = replace(self._settings, node=own)
+        self._settings, has_replica = with_replicas(replace(self._settings, node=own))
         self._begin_incarnation()
         served = ServedNode(self._bus, self._settings, administer)
         self._begun = True
         try:
-            await served.start(self._ask_to_end)
-            self._served = served
-            await self._until_ready(served)
+            if has_replica:
+                self._replica = _OwnReplica(self._settings, self._bus.name)
+                await self._replica.until_usable(self._first_start(served))
+            else:
+                await self._first_start(served)
         except BaseException:
             self.reason = self.reason or "not started"
-            await served.close()
+            try:
+                await served.close()
+            finally:
+                await self._end_replica()
             raise
         self._life = self._tasks.spawn(self._live(served))
         self._life.add_done_callback(self._report)
         return self
+
+    async def _first_start(self, served: ServedNode) -> None:
+        await served.start(self._ask_to_end)
+        self._served = served
+        await self._until_ready(served)
+
+    async def _end_replica(self) -> None:
+        replica, self._replica = self._replica, None
+        if replica is not None:
+            await replica.end()
 
     def _begin_incarnation(self) -> None:
         self._leaves: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -200,7 +227,14 @@ class EmbeddedNode:
             self._leaves.set_result(None)
 
     async def _live(self, served: ServedNode) -> None:
-        """Live until the node has ended for good: through as many incarnations as it needs."""
+        """Live until the node, and its replica after it, have ended for good."""
+        try:
+            await self._live_on(served)
+        finally:
+            await self._end_replica()
+
+    async def _live_on(self, served: ServedNode) -> None:
+        """Live through as many incarnations as it needs."""
         while True:
             try:
                 await self._until_ended(served)
@@ -288,3 +322,62 @@ class EmbeddedNode:
                 self._in_time = await leave(node, lambda text: log.info("%s", text))
         except TimeoutError:
             log.error("the embedded node stops before everything was handed off")
+
+
+class _OwnReplica:
+    """The replica beside an embedded node, as the event loop sees it. Started when it is made.
+
+    Raises:
+        ConfigError: the system cannot start a process.
+    """
+
+    def __init__(self, settings: Settings, cluster: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._unusable: asyncio.Future[str] = self._loop.create_future()
+        """Done, with the reason, if the replica cannot run."""
+        words = replica_words(settings, ["--cluster", cluster])
+        self._child = ReplicaChild(words, lambda how: self._resolve(self._unusable, how))
+        self._child.start()
+
+    async def until_usable(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of the work, which may wait for this replica.
+
+        Raises:
+            ConfigError: the replica cannot run. The work was cancelled.
+        """
+        doing = asyncio.ensure_future(work)
+        try:
+            ends: set[asyncio.Future[Any]] = {doing, self._unusable}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not doing.done():
+                doing.cancel()
+                await asyncio.wait({doing})
+        if doing.cancelled() and self._unusable.done():
+            raise ConfigError(
+                f"the replica of this node {self._unusable.result()} before it listened",
+                hint="its lines in the log say why: store.port or store.path may be in use",
+            )
+        return doing.result()
+
+    async def end(self) -> None:
+        """End the process, and wait for its end in a thread of its own: the application may use
+        the threads of the loop's executor."""
+        ended: asyncio.Future[str] = self._loop.create_future()
+
+        def stop() -> None:
+            self._child.stop()
+            self._resolve(ended, "")
+
+        threading.Thread(target=stop, name="shardbus-replica-end", daemon=True).start()
+        await ended
+
+    def _resolve(self, future: asyncio.Future[str], result: str) -> None:
+        """Resolve a future of the loop from another thread."""
+
+        def resolve() -> None:
+            if not future.done():
+                future.set_result(result)
+
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(resolve)

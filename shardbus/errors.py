@@ -283,6 +283,14 @@ class SchemaError(RequestError):
     definite = True
 
 
+class KeyReused(RequestError):
+    """The key of an ask was used for another request at this entity: another handler, or other
+    arguments. The handler was not called, and the result of the first request is not given away.
+    Definite: use a key for one request, and the same one for its repeats."""
+
+    definite = True
+
+
 class MessageTooLarge(RequestError):
     """The message is larger than the limit. Definite."""
 

@@ -291,13 +291,13 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ("disk", "the replica's disk in %s cannot be used: %s"): _event(
         "replica_disk_damaged", "path damage"
     ),
-    ("replica_child", "the replica %s; it is started again in %g s"): _event(
+    ("child", "the replica %s; it is started again in %g s"): _event(
         "replica_ended", "how seconds"
     ),
     ("replica_links", "a call of this store cannot be sent: %s"): _event(
         "store_call_not_sent", "error"
     ),
-    ("replica_child", "the replica cannot be started: %s"): _event("replica_not_started", "error"),
+    ("child", "the replica cannot be started: %s"): _event("replica_not_started", "error"),
     ("server_watch", "%s"): _event("store_settings"),
     ("server_watch", "the store %s was not probed"): _event("server_not_probed", "store"),
     ("server_watch", "the settings of the store %s are in order again"): _event(

@@ -34,6 +34,7 @@ WATCHED = {
     "shardbus/embedding.py EmbeddedNode._until_ready": "its result is read, or it is cancelled",
     "shardbus/embedding.py EmbeddedNode._unless_asked_to_end": "its result is returned, or it is"
     " cancelled",
+    "shardbus/embedding.py _OwnReplica.until_usable": "its result is returned, or it is cancelled",
     "shardbus/admin/shared_answer.py SharedAnswer.get": "each reader waits for its result; without"
     " one there is nobody to tell",
     "shardbus/store/guarded.py GuardedStore._call": "`end` hands the result or the error to the"

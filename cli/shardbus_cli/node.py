@@ -245,15 +245,12 @@ def _with_replica(
     runs. A worker has none: its unit has one for all workers."""
     from contextlib import nullcontext
 
-    from shardbus.config.replicas import is_replicated, replica_plan
-    from shardbus_cli.replica_child import replica_beside, replica_words
+    from shardbus.replica.child import replica_beside, replica_words, with_replicas
 
-    if not is_replicated(settings.store.url) or leash is not None:
+    if leash is not None:
         return settings, nullcontext()
-    plan = replica_plan(settings, workers)
-    store = replace(settings.store, url=plan.url, port=plan.port)
-    settings = replace(settings, store=store)
-    if plan.me is None:
+    settings, has_own = with_replicas(settings, workers)
+    if not has_own:
         return settings, nullcontext()
     return settings, replica_beside(replica_words(settings, cluster_words))
 

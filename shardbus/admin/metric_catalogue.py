@@ -204,8 +204,9 @@ DELIVERIES_NOT_HANDLED = _declare(
     Group.MESSAGES,
     "deliveries_not_handled",
     f"{_TYPE} decision",
-    "deliveries to entities here that no handler got: `repeated`, `gap`, `stale`, and `skipped` as "
-    "poison; and records of producers, and results, that were `forgotten`",
+    "deliveries to entities here that no handler got: `repeated`, `gap`, `stale`, `key_reused` for "
+    "another request, and `skipped` as poison; and records of producers, and results, that were "
+    "`forgotten`",
 )
 # ---- latencies
 

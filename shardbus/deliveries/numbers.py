@@ -5,7 +5,8 @@ the arguments:
 
     payload   [kind, producer, era, seq, before, arguments]        DELIVER, SKIP
               [KEYED, key, arguments]
-    answer    [code, done, result]: `done` for GAP, `result` for RESULT to a keyed ask
+    answer    [code, done, result]: `done` for GAP, `result` for RESULT to a keyed ask, and the
+              handler of the first request for OTHER_REQUEST
 
 So whatever carries asks carries deliveries: batches, buffers, forwards, mailboxes, moves. A node
 without deliveries answers that it has no such handler. A column of its own in a run of asks would
@@ -79,6 +80,8 @@ class AnswerCode(IntEnum):
     """The result of a keyed ask."""
     LOST_RESULT = 5
     """A keyed ask has been handled, and its result was not stored."""
+    OTHER_REQUEST = 6
+    """The key was used for another request."""
 
 
 class DeliveryAnswer(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -113,6 +116,12 @@ def gap(done: int) -> bytes:
 def result(payload: bytes) -> bytes:
     """Return the answer to a keyed ask with this result."""
     return _encode(DeliveryAnswer(AnswerCode.RESULT, 0, payload))
+
+
+def other_request(method: str) -> bytes:
+    """Return the answer to a keyed ask whose key was used for another request. `method`: the asked
+    handler."""
+    return _encode(DeliveryAnswer(AnswerCode.OTHER_REQUEST, 0, method.encode()))
 
 
 def read_number(payload: bytes) -> DeliveryNumber | KeyedAsk:

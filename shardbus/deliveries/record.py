@@ -19,7 +19,11 @@ whose handler has returned. One that was handled and not stored leaves the recor
 handled again.
 
 **Keyed asks** keep their result for a time, and their key from the first save of their handler on.
-If that was stored and the result was not, a repeated ask is not handled: it gets LOST_RESULT.
+If that was stored and the result was not, a repeated ask is not handled: it gets LOST_RESULT. A key
+stands for one request, as an idempotency key of a payment service does: another handler or other
+arguments under the same key are not handled, and get OTHER_REQUEST instead of a result that is not
+theirs. Requests are compared by `request_mark`. A record of an earlier release has no mark, and
+fits any request.
 
 **Deliveries of the entity itself** wait in the record until they are confirmed, with the numbers
 that they are sent under. Their producer is named once, so its numbers never return.
@@ -34,7 +38,9 @@ Source: docs/how-to/deliver.md.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from enum import Enum
+from hashlib import blake2b
 from typing import Annotated
 
 import msgspec
@@ -51,6 +57,9 @@ RESULTS_MAX = 1000
 """Results of keyed asks that one entity keeps."""
 RESULTS_BYTES_MAX = 256 * 1024
 """Bytes of the results that one entity keeps. A larger one is answered and not kept."""
+COMPARED_MAX = 16 * 1024
+"""Bytes of arguments that are compared by their values, and not by their length."""
+MARK_BYTES = 8
 RESULT_KEPT_S = 24 * 3600
 """Seconds for which a result is kept."""
 
@@ -77,11 +86,17 @@ class DoneRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class KeptResult(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The result of a keyed ask. `form`: as `ResultForm`; `used`: seconds since 1970."""
+    """The result of a keyed ask. `form`: as `ResultForm`; `used`: seconds since 1970; `mark`: of
+    its request, empty if it is not known."""
 
     used: Uid
     form: int
     payload: bytes
+    mark: bytes = b""
+
+    def is_of(self, mark: bytes) -> bool:
+        """True if the result may be the one of this request."""
+        return not self.mark or self.mark == mark
 
 
 class ResultForm:
@@ -123,6 +138,7 @@ class _Stored(msgspec.Struct, array_like=True, gc=False):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Stored).decode
+_decode_any = msgspec.msgpack.Decoder().decode
 
 
 class DeliveryRecord:
@@ -178,12 +194,12 @@ class DeliveryRecord:
 
     # ---- keyed asks
 
-    def keep(self, key: str, form: int, payload: bytes, now: int) -> None:
+    def keep(self, key: str, form: int, payload: bytes, now: int, mark: bytes = b"") -> None:
         """Keep the result of a keyed ask. One over the bound is kept without its payload."""
         if len(payload) > RESULTS_BYTES_MAX:
             form, payload = ResultForm.UNKNOWN, b""
         self.results.pop(key, None)
-        self.results[key] = KeptResult(now, form, payload)
+        self.results[key] = KeptResult(now, form, payload, mark)
 
     # ---- deliveries of the entity
 
@@ -246,16 +262,22 @@ class DeliveryRecord:
             del rows[name]
             self.forgotten += 1
 
-    def stored(self, number: DeliveryNumber | None = None, key: str = "", now: int = 0) -> bytes:
+    def stored(
+        self,
+        number: DeliveryNumber | None = None,
+        key: str = "",
+        now: int = 0,
+        mark: bytes = b"",
+    ) -> bytes:
         """Return the record as it is stored; with `number`, as it is once that delivery is done,
-        with `key`, once the handler of that keyed ask has saved."""
+        with `key` and `mark`, once the handler of that keyed ask has saved."""
         done = self.done
         if number is not None:
             row = _row_after(done.get(number.producer), number, now)
             done = {**done, number.producer: row}
         results = self.results
         if key and key not in results:
-            results = {**results, key: KeptResult(now, ResultForm.UNKNOWN, b"")}
+            results = {**results, key: KeptResult(now, ResultForm.UNKNOWN, b"", mark)}
         sends = None
         if self.producer:
             sends = _Sends(self.producer, self.last, list(self.pending.values()))
@@ -292,3 +314,32 @@ def _row_after(row: DoneRow | None, number: DeliveryNumber, now: int) -> DoneRow
     if row is not None and (row.seq > seq or row.era > era):
         era, seq = max(row.era, era), max(row.seq, seq)
     return DoneRow(era, seq, now)
+
+
+def request_mark(method: str, arguments: bytes) -> bytes:
+    """Return a mark of the request of a keyed ask: equal for equal ones, and with near certainty
+    not for others. `arguments`: as they travel.
+
+    The order within a set or a mapping does not count, since a repeat from another process may have
+    another one; so neither does the order within a list. Arguments above `COMPARED_MAX` bytes, and
+    those that cannot be compared, count by their length.
+    """
+    body = b"%d" % len(arguments)
+    if len(arguments) <= COMPARED_MAX:
+        with suppress(*UNREADABLE, ValueError, TypeError):
+            body = _unordered(_decode_any(arguments))
+    return blake2b(_joined([method.encode(), body]), digest_size=MARK_BYTES).digest()
+
+
+def _unordered(value: object) -> bytes:
+    """Return bytes that are equal for values that differ only in the order of their parts."""
+    if isinstance(value, list):
+        return b"[" + _joined(sorted(map(_unordered, value)))
+    if isinstance(value, dict):
+        pairs = (_joined([_unordered(k), _unordered(v)]) for k, v in value.items())
+        return b"{" + _joined(sorted(pairs))
+    return _encode(value)
+
+
+def _joined(parts: Iterable[bytes]) -> bytes:
+    return b"".join(b"%d:%b" % (len(part), part) for part in parts)

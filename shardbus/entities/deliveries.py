@@ -47,10 +47,16 @@ from shardbus.deliveries.numbers import (
     KeyedAsk,
     NumberKind,
     gap,
+    other_request,
     read_number,
     result,
 )
-from shardbus.deliveries.record import DeliveryRecord, ReceiverDecision, ResultForm
+from shardbus.deliveries.record import (
+    DeliveryRecord,
+    ReceiverDecision,
+    ResultForm,
+    request_mark,
+)
 from shardbus.entities.activation import Activation, Shard
 from shardbus.entities.entity_sends import EntitySends, not_declared
 from shardbus.entities.entity_type import EntityType, Invoker
@@ -84,6 +90,8 @@ class Handling(msgspec.Struct, eq=False):
     number: DeliveryNumber | None
     key: str
     """Of a keyed ask; else empty."""
+    mark: bytes = b""
+    """Of the request of a keyed ask."""
     stored: bool = False
     """A save has stored that it is done."""
 
@@ -174,7 +182,13 @@ class EntityDeliveries:
 
     # ---- handling
 
-    def _decide(self, activation: Activation, number: DeliveryNumber | KeyedAsk) -> bytes | None:
+    def _decide(
+        self,
+        activation: Activation,
+        invoker: Invoker,
+        number: DeliveryNumber | KeyedAsk,
+        mark: bytes,
+    ) -> bytes | None:
         """Return the answer to a delivery that is not to be handled; None if it is.
 
         Raises:
@@ -185,6 +199,9 @@ class EntityDeliveries:
             kept = record.results.get(number.key)
             if kept is None:
                 return None
+            if not kept.is_of(mark):
+                self.decisions["key_reused"] += 1
+                return other_request(invoker.name)
             self.decisions["repeated"] += 1
             if kept.form == ResultForm.REJECTION:
                 raise decode_rejection(*_read_refusal(kept.payload))
@@ -203,21 +220,22 @@ class EntityDeliveries:
         activation: Activation = entity.context._of()
         record = record_of(activation)
         numbered = number.__class__ is DeliveryNumber
+        mark = b"" if numbered else request_mark(invoker.name, number.arguments)
         if not numbered or record.decide(number) is not _HANDLE:  # type: ignore[arg-type]
-            answer = self._decide(activation, number)
+            answer = self._decide(activation, invoker, number, mark)
             if answer is not None:
                 return answer
         if numbered and number.kind == _SKIP:  # type: ignore[union-attr]
             self._skipped(activation, invoker, number)  # type: ignore[arg-type]
-            return self._done(activation, number, None)
+            return self._done(activation, number, mark, None)
         try:
             value = invoker.function(entity, *arguments)
         except BaseException as error:
             if is_a(error, Rejection):
-                self._refused(activation, number, error)
+                self._refused(activation, number, mark, error)
             raise
         if not numbered:
-            return self._done(activation, number, (invoker, value))
+            return self._done(activation, number, mark, (invoker, value))
         self._mark(activation, record, number, int(self._wall_clock()))  # type: ignore[arg-type]
         return APPLIED
 
@@ -226,12 +244,13 @@ class EntityDeliveries:
         number, arguments = message
         activation: Activation = entity.context._of()
         numbered = number.__class__ is DeliveryNumber
+        mark = b"" if numbered else request_mark(invoker.name, number.arguments)
         if not numbered or record_of(activation).decide(number) is not _HANDLE:  # type: ignore[arg-type]
-            answer = self._decide(activation, number)
+            answer = self._decide(activation, invoker, number, mark)
             if answer is not None:
                 return answer
         if isinstance(number, KeyedAsk):
-            keyed, skips, handling = True, False, Handling(activation, None, number.key)
+            keyed, skips, handling = True, False, Handling(activation, None, number.key, mark)
         else:
             keyed, skips = False, number.kind == _SKIP
             handling = Handling(activation, number, "")
@@ -248,7 +267,7 @@ class EntityDeliveries:
                     return APPLIED  # not sent: the message is handled, and answered, later
             if handling.stored and not keyed:
                 return APPLIED
-            answer = self._done(activation, number, None if skips else (invoker, value))
+            answer = self._done(activation, number, mark, None if skips else (invoker, value))
             if keyed or not handling.stored:
                 await self._save(entity)
             if skips:
@@ -256,7 +275,7 @@ class EntityDeliveries:
             return answer
         except BaseException as error:
             if is_a(error, Rejection):
-                self._refused(activation, number, error)
+                self._refused(activation, number, mark, error)
                 if keyed or not handling.stored:
                     await self._save(entity)
             raise
@@ -282,6 +301,7 @@ class EntityDeliveries:
         self,
         activation: Activation,
         number: DeliveryNumber | KeyedAsk,
+        mark: bytes,
         answered: tuple[Invoker, Any] | None,
     ) -> bytes:
         """Note that a handler has returned, and return the answer."""
@@ -289,7 +309,7 @@ class EntityDeliveries:
         if isinstance(number, KeyedAsk):
             assert answered is not None
             payload = answered[0].encode(answered[1])
-            record.keep(number.key, ResultForm.VALUE, payload, now)
+            record.keep(number.key, ResultForm.VALUE, payload, now, mark)
             self._age(activation, record, now)
             return result(payload)
         if self._kind.states is None:
@@ -297,13 +317,17 @@ class EntityDeliveries:
         return APPLIED
 
     def _refused(
-        self, activation: Activation, number: DeliveryNumber | KeyedAsk, error: BaseException
+        self,
+        activation: Activation,
+        number: DeliveryNumber | KeyedAsk,
+        mark: bytes,
+        error: BaseException,
     ) -> None:
         """Note that a handler has refused."""
         record, now = record_of(activation), int(self._wall_clock())
         if isinstance(number, KeyedAsk):
             refusal = _write_refusal(encode_rejection(error))  # type: ignore[arg-type]
-            record.keep(number.key, ResultForm.REJECTION, refusal, now)
+            record.keep(number.key, ResultForm.REJECTION, refusal, now, mark)
         elif self._kind.states is None:
             self._mark(activation, record, number, now)
 
@@ -365,13 +389,14 @@ class EntityDeliveries:
         """Return the stored form of a state, with the record as it is once this save has ended, and
         the argument for `end_save`."""
         record = activation.shard.records[activation.key]
-        handling, number, key, now = HANDLING.get(), None, "", 0
+        handling, number, key, mark, now = HANDLING.get(), None, "", b"", 0
         if handling is not None:
             if handling.activation is activation:
-                number, key, now = handling.number, handling.key, int(self._wall_clock())
+                number, now = handling.number, int(self._wall_clock())
+                key, mark = handling.key, handling.mark
             else:
                 handling = None
-        stored = with_record(record.stored(number, key, now), data)
+        stored = with_record(record.stored(number, key, now, mark), data)
         if self.sends is not None:
             self.sends.begins(activation)
         return stored, (record, handling, record.last, data)
@@ -395,7 +420,7 @@ class EntityDeliveries:
         if handling.number is not None:
             self._mark(activation, record, handling.number, now)
         elif handling.key not in record.results:
-            record.keep(handling.key, ResultForm.UNKNOWN, b"", now)
+            record.keep(handling.key, ResultForm.UNKNOWN, b"", now, handling.mark)
 
     # ---- moves
 

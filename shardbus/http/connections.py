@@ -18,13 +18,16 @@ Source: docs/reference/http.md.
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import suppress
+from typing import Any
 
 import h11
 import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from shardbus.http.errors import body
+from shardbus.transport.log_limiter import LogRateLimiter
 from shardbus.transport.zmq.connection_guard import connections_for
 
 CONNECTIONS_MAX = 256
@@ -37,12 +40,20 @@ NO_HTTP = "this is no HTTP/1.1 request: its lines have a byte that HTTP does not
 NO_HTTP_HINT = "percent-encode what is not ASCII in the path and the query"
 
 
+log = logging.getLogger("shardbus.http.connections")
+log.addFilter(LogRateLimiter())
+
+
 class BoundedConnections(H11Protocol):
-    """A connection with a deadline for its request and its answer."""
+    """A connection with a deadline for its request and its answer. Its lines are the node's."""
 
     waits_for_request = False
     waits_since = 0.0
     _deadline: asyncio.TimerHandle | None = None
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.logger, self.access_log = log, False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept a connection; end the longest waiting one if there are too many."""

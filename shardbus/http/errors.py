@@ -16,6 +16,7 @@ from shardbus.errors import (
     AskTimeout,
     BufferFull,
     ConfigError,
+    KeyReused,
     MailboxFull,
     MessageTooLarge,
     NodeLost,
@@ -31,6 +32,7 @@ from shardbus.errors import (
 STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
     (UnknownEntityType, 404, "unknown_entity_type"),
     (SchemaError, 400, "bad_request"),
+    (KeyReused, 422, "key_reused"),
     (MessageTooLarge, 413, "too_large"),
     (BufferFull, 503, "busy"),
     (MailboxFull, 503, "busy"),

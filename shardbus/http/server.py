@@ -2,9 +2,14 @@
 
 uvicorn does HTTP. It runs with these differences: it does not touch the process's signals (it would
 raise them again when it stops); the port is bound here, so that a taken port is one clear error;
-`start` returns when connections are accepted; `connections` bounds connections; uvicorn's log lines
-that clients cause are limited in rate; and a request that the end of the server cuts off is
-answered.
+`start` returns when connections are accepted; `connections` bounds connections; and a request that
+the end of the server cuts off is answered.
+
+The application of an embedded node may run under uvicorn, too. So nothing here changes a level or a
+handler of uvicorn's loggers: lines that clients of the node cause go to the node's own log
+(`connections`), and lines of this server about its start and end are left out, here alone.
+
+Source: docs/how-to/web.md.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ import socket
 import ssl
 from collections.abc import Generator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -26,7 +32,6 @@ from shardbus.guarded_log import GuardedLog
 from shardbus.http.connections import BoundedConnections
 from shardbus.http.errors import error
 from shardbus.task_set import watch
-from shardbus.transport.log_limiter import LogRateLimiter
 
 log = GuardedLog("shardbus.http")
 
@@ -37,6 +42,27 @@ REASONS = {
     errno.EACCES: "this user may not listen there",
     errno.EADDRNOTAVAIL: "no interface of this machine has that address",
 }
+
+
+_OF_NODE: ContextVar[bool] = ContextVar("shardbus-http", default=False)
+"""True in the task of a node's server."""
+
+
+class _SteadyLog(logging.Filter):
+    """Leaves out the lines of a node's server about its start and its end."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.WARNING or not _OF_NODE.get()
+
+
+_steady_log = _SteadyLog()
+
+
+class _Config(uvicorn.Config):
+    """The settings of a server beside another one of the same process."""
+
+    def configure_logging(self) -> None:
+        """Leave uvicorn's loggers as they are."""
 
 
 class _Embedded(uvicorn.Server):
@@ -102,12 +128,10 @@ class Server:
         config = self._config()
         listener = await _bind(self.host, self.port)
         self.port = listener.getsockname()[1]
-        errors = logging.getLogger("uvicorn.error")
-        if not any(isinstance(f, LogRateLimiter) for f in errors.filters):
-            errors.addFilter(LogRateLimiter())
+        logging.getLogger("uvicorn.error").addFilter(_steady_log)  # once, however often
         self._server = _Embedded(config)
         self._task = watch(
-            asyncio.create_task(self._server.serve([listener]), name="shardbus-http")
+            asyncio.create_task(_serve(self._server, listener), name="shardbus-http")
         )
         listening = asyncio.create_task(self._server.listening.wait())
         await asyncio.wait((self._task, listening), return_when=asyncio.FIRST_COMPLETED)
@@ -117,16 +141,13 @@ class Server:
 
     def _config(self) -> uvicorn.Config:
         cert, key = self._tls or (None, None)
-        config = uvicorn.Config(
+        config = _Config(
             answering_when_cut(self._app),
             ssl_certfile=cert,
             ssl_keyfile=key,
             http=BoundedConnections,
             ws="none",
             lifespan="off",
-            log_config=None,
-            log_level="warning",
-            access_log=False,
             server_header=False,
             backlog=BACKLOG,
             timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
@@ -148,6 +169,11 @@ class Server:
             return
         self._server.should_exit = True
         await asyncio.wait([self._task])
+
+
+async def _serve(server: _Embedded, listener: socket.socket) -> None:
+    _OF_NODE.set(True)
+    await server.serve([listener])
 
 
 def serve(app: ASGIApp, host: str, port: int, tls: tuple[str, str] | None = None) -> Server:

@@ -19,6 +19,7 @@ has begun, so that the request may be sent again. Only then a 503 has `Retry-Aft
 
     Rejection                                    409, or `http_status` of its class; with `fields`
     SchemaError                                  422; 500 if it is the answer that does not fit
+    KeyReused                                    422
     MessageTooLarge                              413
     BufferFull, MailboxFull                      503, Retry-After: 1 if it is definite
     NodeLost                                     503
@@ -47,6 +48,7 @@ from shardbus.errors import (
     AskTimeout,
     BufferFull,
     ConfigError,
+    KeyReused,
     MailboxFull,
     MessageTooLarge,
     NodeLost,
@@ -64,6 +66,7 @@ REJECTED = 409
 DEFECT = 500
 STATUSES: tuple[tuple[type[RequestError], int, str], ...] = (
     (SchemaError, 422, "invalid"),
+    (KeyReused, 422, "key_reused"),
     (MessageTooLarge, 413, "too_large"),
     (BufferFull, 503, "busy"),
     (MailboxFull, 503, "busy"),

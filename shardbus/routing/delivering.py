@@ -52,6 +52,7 @@ from shardbus.errors import (
     BufferFull,
     DeliveryFailed,
     EntityFailed,
+    KeyReused,
     LocalProtocolError,
     MailboxFull,
     MessageTooLarge,
@@ -72,7 +73,7 @@ from shardbus.transport.machine_timer import MachineTimer
 from shardbus.wire.batch import PAYLOAD_BYTES_MAX
 from shardbus.wire.schema import Decode, check_method
 
-DEFINITE = (SchemaError, UnknownEntityType, MessageTooLarge, StateUnreadable)
+DEFINITE = (SchemaError, UnknownEntityType, MessageTooLarge, StateUnreadable, KeyReused)
 """Errors after which a delivery is not tried again."""
 NOT_READY = frozenset({
     "StoreUnavailable", "StaleFence", "StaleActivation", "StoreError", "CancelledError",
@@ -501,8 +502,9 @@ class KeyedCall:
         settings: DeliverySettings,
     ) -> None:
         self._sender, self._entity_id, self._settings = sender, entity_id, settings
+        self._method = method
         self._key = delivery_key(sender, method)
-        self._payload = encode_number(KeyedAsk(key, payload))
+        self._once, self._payload = key, encode_number(KeyedAsk(key, payload))
         self._decode, self._pauses = decode, 0
         self._last: RequestError | None = None
         """The error of the last copy."""
@@ -531,6 +533,8 @@ class KeyedCall:
             return self._decode(answer.result)
         if answer.code == AnswerCode.LOST_RESULT:
             raise LookupError("it has been handled, and its result was not stored")
+        if answer.code == AnswerCode.OTHER_REQUEST:
+            return answer
         return self._decode(payload)
 
     def _on_outcome(self, sent: asyncio.Future[Any]) -> None:
@@ -538,10 +542,19 @@ class KeyedCall:
             return
         if sent.cancelled():
             self.answer.cancel()
-        elif (error := sent.exception()) is None:
-            self.answer.set_result(sent.result())
-        else:
+        elif (error := sent.exception()) is not None:
             self._failed(error)
+        elif (result := sent.result()).__class__ is DeliveryAnswer:
+            self._failed(self._reused())
+        else:
+            self.answer.set_result(result)
+
+    def _reused(self) -> KeyReused:
+        return KeyReused(
+            f"{self._method:.100} of {self._entity_id!r:.100}: the key {self._once!r:.200} was used"
+            " for another handler, or with other arguments",
+            hint="a key is for one request and its repeats",
+        )
 
     def _failed(self, error: BaseException) -> None:
         """Send it again after a pause, if it may be lost, or has no room."""

@@ -132,8 +132,8 @@ def _open_replicated(
     if not addresses:
         raise ConfigError(
             "store.url: cluster:// names no replica",
-            hint="`shardbus node start` runs one, and takes them from node.seeds; elsewhere, also"
-            " for bus.run, write cluster://host:port,...",
+            hint="a node takes them from node.seeds, and runs its own; elsewhere write"
+            " cluster://host:port,...",
         )
 
     def network() -> ZmqNetwork:

@@ -16,6 +16,7 @@ from shardbus.errors import (
     AskTimeout,
     ConfigError,
     DeliveryFailed,
+    KeyReused,
     LocalProtocolError,
     MessageTooLarge,
     NodeLost,
@@ -55,6 +56,23 @@ def application() -> tuple[ShardBus, type]:
             return len(self.seen)
 
     return bus, Page
+
+
+async def test_a_key_of_another_request_is_refused(nodes: Nodes) -> None:
+    bus, page = application()
+    [node] = await nodes.cluster(bus, 1)
+
+    def use() -> list[int]:
+        with blocking_client(node) as client:
+            ref: Any = client.ref(page, "page-1")
+            assert [ref.add.ask(7, key="one") for _ in range(2)] == [1, 1]
+            for call, arguments in ((ref.add, (8,)), (ref.all, ())):
+                with pytest.raises(KeyReused) as reused:
+                    call.ask(*arguments, key="one")
+                assert reused.value.definite
+            return ref.all()
+
+    assert await asyncio.to_thread(use) == [7]
 
 
 async def test_messages_of_a_thread_keep_their_order_whatever_their_kind(nodes: Nodes) -> None:

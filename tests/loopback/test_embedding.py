@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -15,7 +16,7 @@ from shardbus.app import ShardBus as App
 from shardbus.embedding import EmbeddedNode
 from shardbus.membership.events import Down
 from tests.ports import free_block
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import PATIENCE_S, turns, until
 
 
 def application(name: str = "shop") -> ShardBus:
@@ -319,3 +320,58 @@ async def test_a_start_that_is_cancelled_closes_what_it_has_opened() -> None:
     del node_settings["cluster.min_members"]
     async with bus.run(node_settings):
         assert await counter(bus).add() == 1
+
+
+class ReplicaDouble:
+    """A replica that starts no process."""
+
+    made: list[ReplicaDouble]
+
+    def __init__(self, words: list[str], on_unusable: Callable[[str], object]) -> None:
+        self.words, self.on_unusable, self.steps = words, on_unusable, list[str]()
+        self.made.append(self)
+
+    def start(self) -> None:
+        self.steps.append("start")
+
+    def stop(self) -> None:
+        self.steps.append("stop")
+
+
+@pytest.fixture
+def replicas(monkeypatch: pytest.MonkeyPatch) -> list[ReplicaDouble]:
+    ReplicaDouble.made = []
+    monkeypatch.setattr("shardbus.embedding.ReplicaChild", ReplicaDouble)
+    return ReplicaDouble.made
+
+
+async def test_a_replica_starts_before_the_node_and_ends_though_the_start_is_given_up(
+    replicas: list[ReplicaDouble],
+) -> None:
+    own = settings(store__url="cluster://", store__replicas=1, store__port=free_block(1))
+    starting = asyncio.ensure_future(application().run(own).start())
+    await turns(50)
+    [replica] = replicas
+    assert replica.steps == ["start"]
+    assert replica.words[:4] == ["store", "serve", "--cluster", "shop"]
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert replica.steps == ["start", "stop"]
+
+
+async def test_a_start_waits_for_no_replica_that_cannot_run(replicas: list[ReplicaDouble]) -> None:
+    own = settings(store__url="cluster://", store__replicas=1, store__port=free_block(1))
+    node = application().run(own)
+    starting = asyncio.ensure_future(node.start())
+    await turns(50)
+    replicas[0].on_unusable("ended with exit code 1")
+    with pytest.raises(ConfigError, match="this node ended with exit code 1 before it listened"):
+        await starting
+    assert replicas[0].steps == ["start", "stop"]
+    assert node.reason == "not started"
+
+
+async def test_a_node_with_another_store_has_no_replica(replicas: list[ReplicaDouble]) -> None:
+    async with application().run(settings()):
+        assert replicas == []

@@ -128,13 +128,3 @@ def _in_thread(function: Callable[..., None], *arguments: object) -> threading.T
     thread = threading.Thread(target=function, args=arguments, name="shardbus-child", daemon=True)
     thread.start()
     return thread
-
-
-def how_ended(code: int) -> str:
-    """Return in words how a process ended; a negative code is a signal."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"

@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
+from shardbus.quantities import how_ended
 from shardbus_cli.children import group
-from shardbus_cli.children.process import ChildKind, how_ended
+from shardbus_cli.children.process import ChildKind
 from shardbus_cli.children.supervisor import ChildSupervisor
 from shardbus_cli.dev.cluster import DevCluster
 from shardbus_cli.dev.guide import banner, reloaded

@@ -18,9 +18,10 @@ from shardbus.guarded_log import GuardedLog
 from shardbus.http.guard import with_tokens
 from shardbus.http.server import scheme, serve, tls_files
 from shardbus.node.run import notify
+from shardbus.quantities import how_ended
 from shardbus_cli import output
 from shardbus_cli.children import group
-from shardbus_cli.children.process import ChildKind, how_ended
+from shardbus_cli.children.process import ChildKind
 from shardbus_cli.children.supervisor import ChildSupervisor
 from shardbus_cli.line_writer import Console
 from shardbus_cli.workers.http_front import Place, Row, create_front

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardbus.deliveries.numbers import DeliveryNumber
 from shardbus.deliveries.record import (
+    COMPARED_MAX,
     PENDING_BYTES_MAX,
     PENDING_MAX,
     RESULT_KEPT_S,
@@ -16,6 +20,7 @@ from shardbus.deliveries.record import (
     DeliveryRecord,
     ReceiverDecision,
     ResultForm,
+    request_mark,
 )
 from shardbus.errors import BufferFull
 
@@ -175,6 +180,66 @@ def test_a_record_may_be_stored_as_it_is_once_a_delivery_is_done() -> None:
     assert not record.results
     record.keep("key", ResultForm.VALUE, b"1", 9)
     assert DeliveryRecord.of(record.stored(None, "key", 10)).results["key"].payload == b"1"
+
+
+pack = msgspec.msgpack.encode
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=3) | st.binary(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def turned(value: Any) -> Any:
+    """The same value with each of its parts in the opposite order."""
+    if isinstance(value, list):
+        return [turned(one) for one in reversed(value)]
+    if isinstance(value, dict):
+        return {key: turned(value[key]) for key in reversed(value)}
+    return value
+
+
+def parts(value: Any) -> Any:
+    """A value without the order of its parts, to compare."""
+    if isinstance(value, list):
+        return ("list", tuple(sorted((parts(one) for one in value), key=repr)))
+    if isinstance(value, dict):
+        return ("dict", tuple(sorted(((k, parts(v)) for k, v in value.items()), key=repr)))
+    return (type(value).__name__, value)
+
+
+@given(st.lists(PLAIN, max_size=3), st.lists(PLAIN, max_size=3))
+def test_marks_are_equal_exactly_for_equal_requests(first: list[Any], second: list[Any]) -> None:
+    assert request_mark("pay", pack(first)) == request_mark("pay", pack(turned(first)))
+    assert request_mark("pay", pack(first)) != request_mark("refund", pack(first))
+    same = request_mark("pay", pack(first)) == request_mark("pay", pack(second))
+    assert same == (parts(first) == parts(second))
+
+
+def test_arguments_that_cannot_be_compared_count_by_their_length() -> None:
+    long = pack(["x" * COMPARED_MAX])
+    assert request_mark("pay", long) == request_mark("pay", long.replace(b"x", b"y"))
+    assert request_mark("pay", long) != request_mark("pay", long + b"y")
+    assert request_mark("pay", b"\xc1") == request_mark("pay", b"\xc1")
+
+
+def test_the_mark_of_a_request_is_kept_from_the_first_save_on() -> None:
+    record = DeliveryRecord()
+    kept = DeliveryRecord.of(record.stored(None, "key", 9, b"mark")).results["key"]
+    assert kept.is_of(b"mark")
+    assert not kept.is_of(b"other")
+    record.keep("key", ResultForm.VALUE, b"1", 9, b"mark")
+    again = DeliveryRecord.of(record.stored()).results["key"]
+    assert (again.is_of(b"mark"), again.is_of(b"other")) == (True, False)
+
+
+def test_a_result_of_an_earlier_release_fits_any_request() -> None:
+    rows = pack([{}, {"key": [9, int(ResultForm.VALUE), b"1"]}, None])
+    kept = DeliveryRecord.of(rows).results["key"]
+    assert kept.payload == b"1"
+    assert kept.is_of(b"any")
 
 
 def test_pending_deliveries_are_bounded() -> None:

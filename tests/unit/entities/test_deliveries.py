@@ -8,10 +8,19 @@ from typing import Any
 
 import pytest
 
-from shardbus import BufferFull, ConfigError, DeliveryFailed, Entity, Rejection, ShardBus, handler
+from shardbus import (
+    BufferFull,
+    ConfigError,
+    DeliveryFailed,
+    Entity,
+    KeyReused,
+    Rejection,
+    ShardBus,
+    handler,
+)
 from shardbus.entities.entity_sends import LIST, delivers
 from shardbus.errors import SchemaError
-from shardbus.testing import TestCluster
+from shardbus.testing import EntityProbe, TestCluster
 
 bus = ShardBus("deliveries")
 runs: dict[str, int] = {}
@@ -69,6 +78,14 @@ class Account(Entity):
     @handler
     def fail(self) -> None:
         raise ValueError("always")
+
+    @handler
+    async def have_credited(self, other: str, cents: int, key: str) -> str:
+        """Credit another account, as an entity, and return the outcome."""
+        try:
+            return str(await self.context.ref(Account, other).credit.ask(cents, key=key))
+        except KeyReused as reused:
+            return f"reused, definite: {reused.definite}"
 
     @handler
     def balance(self) -> Balance:
@@ -159,6 +176,49 @@ async def test_an_ask_with_a_key_runs_once() -> None:
         call: Any = account.credit
         with pytest.raises(ConfigError, match="a key is a text"):
             call.ask(5, key="")
+
+
+async def test_a_key_is_for_one_request() -> None:
+    """As an idempotency key of a payment service: the repeat of a request gets its result, another
+    request gets an error, and its handler is not called."""
+    async with TestCluster(bus, nodes=4) as cluster:
+        account = cluster.client().ref(Account, "a")
+        assert await account.credit.ask(5, key="one") == 5
+        with pytest.raises(Broke):
+            await account.refuse.ask(key="two")
+        others: list[tuple[Any, tuple[Any, ...], str]] = [
+            (account.earn, (5,), "one"),
+            (account.credit, (6,), "one"),
+            (account.refuse, (), "one"),
+            (account.credit, (5,), "two"),
+        ]
+        for _ in range(2):
+            for call, arguments, key in others:
+                with pytest.raises(KeyReused, match=repr(key)) as reused:
+                    await call.ask(*arguments, key=key)
+                assert reused.value.definite
+            assert (await account.balance()).got == [5]
+            await cluster.kill(cluster.where(Account, "a") or cluster.nodes[0])
+            await cluster.settle()
+        assert await account.credit.ask(5, key="one") == 5
+        assert await cluster.client().ref(Account, "b").credit.ask(6, key="one") == 6
+
+
+async def test_a_key_is_for_one_request_of_entities_too() -> None:
+    async with TestCluster(bus, nodes=2) as cluster:
+        asker = cluster.client().ref(Account, "asker")
+        assert await asker.have_credited("a", 5, "one") == "5"
+        assert await asker.have_credited("a", 5, "one") == "5"
+        assert await asker.have_credited("a", 6, "one") == "reused, definite: True"
+
+
+async def test_a_key_is_for_one_request_of_types_without_state() -> None:
+    async with EntityProbe(Till, "t") as probe:
+        await probe.ref.take.ask(1, key="one")
+        await probe.ref.take.ask(1, key="one")
+        with pytest.raises(KeyReused):
+            await probe.ref.take.ask(2, key="one")
+        assert await probe.ref.report() == [1]
 
 
 async def test_an_entity_delivers_what_its_save_has_stored() -> None:

@@ -136,7 +136,7 @@ async def test_requests_that_come_together_are_all_answered(server: Server) -> N
 async def test_headers_without_end_are_refused_and_logged_sparingly(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, "uvicorn.error"):
+    with caplog.at_level(logging.WARNING, "shardbus.http"):
         for _ in range(3 * LINES):
             reader, writer = await connect(server)
             writer.write(b"GET / HTTP/1.1\r\n" + b"X: " + b"y" * 200_000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 import ssl
@@ -45,6 +46,27 @@ async def test_the_server_listens_when_start_returns_and_stops(node):
     await server.stop()
     with pytest.raises(ConnectionError):
         await asyncio.open_connection("127.0.0.1", server.port)
+
+
+async def test_the_log_of_a_uvicorn_that_serves_the_application_stays(node, caplog):
+    """A node may be embedded in an application under uvicorn, whose log is the application's."""
+    host, access = logging.getLogger("uvicorn.error"), logging.getLogger("uvicorn.access")
+    handler = logging.NullHandler()
+    access.addHandler(handler)
+    try:
+        with caplog.at_level(logging.INFO):
+            server = serve(create_app(node.pages, HttpSettings()), "127.0.0.1", 0)
+            await server.start()
+            host.info("Application startup complete.")
+            async with asker(server) as client:
+                assert (await client.get("/livez")).status_code == 200
+            await server.stop()
+        assert (access.handlers, access.propagate) == ([handler], True)
+        assert (host.level, access.level) == (logging.NOTSET, logging.NOTSET)
+    finally:
+        access.removeHandler(handler)
+    uvicorns = [record for record in caplog.records if record.name.startswith("uvicorn")]
+    assert [record.getMessage() for record in uvicorns] == ["Application startup complete."]
 
 
 async def test_no_part_of_an_answer_waits_for_the_acknowledgement_of_another(node, monkeypatch):
