@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import platform
 import secrets
@@ -37,7 +38,7 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 from shardbus.backoff import doubling
-from shardbus.error_text import described
+from shardbus.error_text import callable_name, described, shown
 from shardbus.errors import (
     AskTimeout,
     BufferFull,
@@ -111,17 +112,38 @@ def _closed(error: LocalProtocolError, repeats: bool) -> NodeLost:
     return lost
 
 
-async def _handled(handle: Callable[[T], Awaitable[object]], value: T) -> None:
-    """Call the application's function. A CancelledError that does not cancel this task, as of
-    another task that the function has awaited, is a failure.
+def _check_worker(handle: object) -> None:
+    """Check that a worker's function can be called with values.
 
     Raises:
-        RuntimeError: for such a CancelledError.
+        TypeError: it cannot, or its call runs nothing.
+    """
+    if inspect.iscoroutine(handle):
+        handle.close()
+        raise TypeError("queue.run takes the function, not its call: queue.run(send)")
+    if not callable(handle):
+        raise TypeError(f"queue.run takes a function, not {shown(handle)}")
+    if inspect.isgeneratorfunction(handle) or inspect.isasyncgenfunction(handle):
+        raise TypeError(f"{callable_name(handle)} has a yield, so that a call of it runs nothing")
+
+
+async def _handled(handle: Callable[[T], object], value: T) -> None:
+    """Call the application's function, and await its result if that can be awaited. A
+    CancelledError that does not cancel this task, as of another task that the function has
+    awaited, is a failure.
+
+    Raises:
+        RuntimeError: for such a CancelledError. TypeError: the result is a generator, which has not
+            run.
     """
     task = asyncio.current_task()
     begun = task.cancelling() if task is not None else 0
     try:
-        await handle(value)
+        result = handle(value)
+        if inspect.isawaitable(result):
+            await result
+        elif inspect.isgenerator(result) or inspect.isasyncgen(result):
+            raise TypeError("the call returned a generator, which has not run")
     except asyncio.CancelledError as error:
         if task is None or task.cancelling() > begun:
             raise
@@ -390,12 +412,18 @@ class ClientQueue(Generic[T]):
         with contextlib.suppress(RequestError, LocalProtocolError):
             await self._ref.within(LEAVE_S).cancel(token)
 
-    async def run(
-        self, handle: Callable[[T], Awaitable[object]], *, at_once: int = 1, most: int = 1
-    ) -> None:
-        """Call an async function with each value, in `at_once` tasks, until this call is cancelled.
-        An item whose call raises is given back with the error, which is logged; CancelledError is
-        an error, too, unless the task of the call is being cancelled."""
+    async def run(self, handle: Callable[[T], object], *, at_once: int = 1, most: int = 1) -> None:
+        """Call a function with each value, in `at_once` tasks, until this call is cancelled. An
+        async function is awaited; a plain one is called in the event loop, as a plain handler is,
+        and must not block. An item whose call raises is given back with the error, which is logged;
+        CancelledError is an error, too, unless the task of the call is being cancelled.
+
+        Raises:
+            TypeError: `handle` is no function, or one with a yield. Nothing was leased.
+            RequestError: the queue cannot be reached, or refuses, as in `work`. It is the first
+                task's error; the other tasks are cancelled, and their items given back.
+        """
+        _check_worker(handle)
 
         async def one() -> None:
             async for work in self.work(most=most):
@@ -406,8 +434,11 @@ class ClientQueue(Generic[T]):
                     name, text = self._ref.entity_id, described(error)
                     log.warning("item %d of %r failed: %s", work.number, name, text)
 
-        async with asyncio.TaskGroup() as group:
-            _ = [group.create_task(one()) for _ in range(at_once)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                _ = [group.create_task(one()) for _ in range(at_once)]
+        except BaseExceptionGroup as failed:  # of the errors of `work` alone
+            raise failed.exceptions[0] from None
 
     def _give_back(self, held: Iterable[Work[T]]) -> None:
         """Give items of one pull back that were not begun. If it fails, their leases end."""

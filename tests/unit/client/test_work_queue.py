@@ -492,6 +492,88 @@ def test_run_gives_items_back_without_an_error_when_it_is_cancelled() -> None:
         assert probe.run(scenario()) == [(0, "")]
 
 
+@pytest.mark.parametrize("at_once", [1, 3])
+async def test_run_raises_the_error_of_its_queue_as_it_is(at_once: int) -> None:
+    home = Home()
+    home.answer(*[UnknownEntityType("there is no queue")] * at_once)
+    queue = ClientQueue(home, Jobs, "a")
+    with pytest.raises(UnknownEntityType, match="there is no queue"):
+        await queue.run(print, at_once=at_once)
+
+
+class Caller:
+    """Objects and functions of all kinds that a worker may be."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    async def __call__(self, value: str) -> None:
+        await asyncio.sleep(0)
+        self.done.append(value)
+
+    def plain(self, value: str) -> str:
+        self.done.append(value)
+        return "no awaitable"
+
+    async def waits(self, value: str) -> None:
+        await self(value)
+
+    def wrapped(self, value: str) -> Any:
+        return self(value)
+
+    async def twice(self, value: str, again: str) -> None:
+        await self(value)
+
+    def yields(self, value: str) -> Any:
+        yield value
+
+    async def yields_later(self, value: str) -> Any:
+        yield value
+
+
+WORKERS: dict[str, Callable[[Caller], Any]] = {
+    "an object": lambda caller: caller,
+    "a plain method": lambda caller: caller.plain,
+    "a method": lambda caller: caller.waits,
+    "a function that returns a coroutine": lambda caller: caller.wrapped,
+    "a partial": lambda caller: partial(caller.twice, again=""),
+    "a lambda": lambda caller: lambda value: caller.plain(value),
+    "a lambda of a coroutine": lambda caller: lambda value: caller(value),
+}
+
+
+@pytest.mark.parametrize("name", WORKERS)
+def test_a_worker_is_anything_that_can_be_called(name: str) -> None:
+    with EntityProbe(Jobs, "a") as probe:
+        caller = Caller()
+
+        async def scenario() -> None:
+            queue = probe.client.queue(Jobs, "a")
+            workers = asyncio.ensure_future(queue.run(WORKERS[name](caller)))
+            await queue.put_many(["first", "second"])
+            await until(lambda: len(caller.done) == 2)
+            while (await probe.ref.show())["items"]:
+                await asyncio.sleep(0.1)
+            workers.cancel()
+            await asyncio.wait([workers])
+
+        probe.run(scenario())
+        assert caller.done == ["first", "second"]
+
+
+@pytest.mark.parametrize("handle", [None, "send", 5, Caller().yields, Caller().yields_later])
+async def test_what_runs_nothing_is_refused_at_the_call(handle: Any) -> None:
+    home = Home()
+    with pytest.raises(TypeError, match=r"queue\.run takes a function|has a yield"):
+        await ClientQueue(home, Jobs, "a").run(handle)
+    assert home.seen == []
+
+
+async def test_the_call_of_a_worker_is_refused() -> None:
+    with pytest.raises(TypeError, match="not its call"):
+        await ClientQueue(Home(), Jobs, "a").run(Caller()("value"))  # type: ignore[arg-type]
+
+
 async def test_a_test_that_is_not_in_virtual_time_uses_a_queue_by_its_client() -> None:
     async with EntityProbe(Jobs, "a") as probe:
         queue = probe.client.queue(Jobs, "a")
