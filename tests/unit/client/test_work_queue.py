@@ -552,10 +552,10 @@ def test_a_worker_is_anything_that_can_be_called(name: str) -> None:
             workers = asyncio.ensure_future(queue.run(WORKERS[name](caller)))
             await queue.put_many(["first", "second"])
             await until(lambda: len(caller.done) == 2)
-            while (await probe.ref.show())["items"]:
-                await asyncio.sleep(0.1)
+            await asyncio.sleep(1)
             workers.cancel()
             await asyncio.wait([workers])
+            assert (await probe.ref.show())["items"] == []
 
         probe.run(scenario())
         assert caller.done == ["first", "second"]
