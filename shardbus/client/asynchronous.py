@@ -366,7 +366,10 @@ class AsyncClient(Towards):
 
         Raises:
             As `stored`, when some entities may have been called. ConfigError: an invalid argument.
+            NodeLost: the client has closed meanwhile.
         """
+        if self._closed:
+            raise LocalProtocolError(CLOSED)
         router = await self.router_of(kind)
 
         async def call(entity_id: str) -> object:
@@ -378,7 +381,10 @@ class AsyncClient(Towards):
             return await self.call(kind, entity_id, action, *args, timeout=timeout)
 
         ids = self.stored(kind, prefix=prefix, shard=shard)
-        return await call_each(ids, call, rate=rate, at_once=at_once, on_error=on_error)
+        try:
+            return await call_each(ids, call, rate=rate, at_once=at_once, on_error=on_error)
+        except LocalProtocolError as closed:
+            raise NodeLost(closed.message) from None
 
     def outbox(self, name: str) -> ClientOutbox:
         """Return a durable sender: `async with client.outbox("orders") as outbox: await

@@ -117,12 +117,28 @@ class ClientOutbox:
         """Why it takes nothing any more."""
 
     async def __aenter__(self) -> ClientOutbox:
+        """Open it.
+
+        Raises:
+            Refused: it is open in another process. DeliveryFailed: it is closed, or its client was
+                closed meanwhile. LocalProtocolError: it was made by a closed client. Others: no
+                node, or no store, has answered in time.
+        """
         if self._fence:
             raise LocalProtocolError("an outbox is opened once", hint="make another one")
-        await self._open()
-        self._tasks.spawn(self._renew())
+        self._check()
         try:
+            await self._open()
+            if self._lost:  # closed while it opened: let the next process have it
+                with contextlib.suppress(ShardBusError):
+                    await self._step("close", within=AGAIN_S)
+            self._check()
+            self._tasks.spawn(self._renew())
             await self._deliver_stored()
+            self._check()
+        except LocalProtocolError:  # the client is closed
+            self._check()
+            raise
         except BaseException:
             self.abandon()
             raise

@@ -23,6 +23,7 @@ from shardbus.errors import (
     AskTimeout,
     BufferFull,
     ConfigError,
+    LocalProtocolError,
     NodeLost,
     RequestError,
     ShardBusError,
@@ -82,11 +83,15 @@ async def stored_ids(ask_page: AskPage, within: float) -> AsyncIterator[str]:
 
 
 async def _insist(ask_page: AskPage, cursor: str, end: float) -> tuple[list[str], str | None]:
-    """Request a page until a node answers, at most until `end`."""
+    """Request a page until a node answers, at most until `end`, or until the client closes."""
+    trouble: RequestError | None = None
     while True:
         try:
             return await ask_page(cursor)
-        except (AskTimeout, NodeLost, BufferFull):
+        except LocalProtocolError as closed:
+            raise trouble or closed from None
+        except (AskTimeout, NodeLost, BufferFull) as error:
+            trouble = error
             if asyncio.get_running_loop().time() + AGAIN_S >= end:
                 raise
             await asyncio.sleep(AGAIN_S)

@@ -110,19 +110,26 @@ class NodeValues:
         time.
 
         Raises:
-            StoreUnavailable: no node has answered.
+            StoreUnavailable: no node has answered, or the client has closed meanwhile.
+            LocalProtocolError: the client was closed before.
         """
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._within
+        until, trouble = loop.time() + self._within, ""
         while True:
             try:
                 return await self._ask(VALUES_TYPE, step, name, level, content)
+            except LocalProtocolError:
+                if not trouble:
+                    raise
+                text = f"no node has answered about {name!r:.100}: {trouble}"
+                raise StoreUnavailable(text, definite=True) from None
             except (NodeLost, AskTimeout, BufferFull, EntityFailed) as error:
                 definite = error.definite or step != "write"
                 if not definite or loop.time() + AGAIN_S >= until:
                     doubt = "" if definite else "; the write may be stored, or may be yet, once"
                     text = f"no node has answered about {name!r:.100}{doubt}: {error}"
                     raise StoreUnavailable(text, definite=definite) from error
+                trouble = str(error)
             await asyncio.sleep(AGAIN_S)
 
 

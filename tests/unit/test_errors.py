@@ -28,7 +28,7 @@ CLASSES = {
 SITES = {
     "admin/administration": {"BufferFull": 1},
     "app": {"NodeLost": 1},
-    "client/asynchronous": {"BufferFull": 1, "NodeLost": 2, "RequestError": 1},
+    "client/asynchronous": {"BufferFull": 1, "NodeLost": 3, "RequestError": 1},
     "client/contact": {"NodeLost": 1},
     "client/outbox": {"DeliveryFailed": 3},
     "client/regions": {"NodeLost": 1, "UnknownEntityType": 3},
