@@ -18,6 +18,7 @@ import pytest
 
 from shardbus import (
     AsyncClient,
+    Client,
     DeliveryFailed,
     Entity,
     LocalProtocolError,
@@ -30,7 +31,7 @@ from shardbus.client.outbox import ClientOutbox
 from shardbus.client.work_queue import ClientQueue, Work
 from shardbus.data import Counter
 from shardbus.delivery import WorkQueue
-from tests.loopback.nodes import Nodes
+from tests.loopback.nodes import Nodes, blocking_client
 
 
 @dataclass
@@ -213,3 +214,47 @@ async def test_an_outbox_that_is_closed_while_it_opens(use: Uses) -> None:
     assert (failed.value.reason, failed.value.definite) == ("closed", True)
     async with use.client.outbox("later") as next_one:
         await next_one.send(use.ref.add, 1)
+
+
+BLOCKING: dict[str, Callable[[Client, Any, Any], Any]] = {
+    "tell": lambda client, ref, queue: client.tell("page", "a", 1),
+    "tell_nowait": lambda client, ref, queue: client.tell_nowait("page", "a", 1),
+    "tell_many": lambda client, ref, queue: client.tell_many("page", [("a", 1)]),
+    "ask": lambda client, ref, queue: client.ask("page", "a", 1),
+    "call": lambda client, ref, queue: client.call("page", "a", "add", 1),
+    "cast": lambda client, ref, queue: client.cast("page", "a", "add", 1),
+    "ref": lambda client, ref, queue: ref.add(1),
+    "ref.tell": lambda client, ref, queue: ref.add.tell(1),
+    "ref.deliver": lambda client, ref, queue: ref.add.deliver(1),
+    "ref.ask with a key": lambda client, ref, queue: ref.add.ask(1, key="one"),
+    "stored": lambda client, ref, queue: next(iter(client.stored("page"))),
+    "for_each": lambda client, ref, queue: client.for_each("page", "add"),
+    "flush": lambda client, ref, queue: client.flush(),
+    "data.get": lambda client, ref, queue: client.data.get("a"),
+    "data.put": lambda client, ref, queue: client.data.put("a", 1),
+    "data.keys": lambda client, ref, queue: client.data.keys(),
+    "data.watch": lambda client, ref, queue: next(iter(client.data.watch("a"))),
+    "opening of an outbox": lambda client, ref, queue: client.outbox("new").__enter__(),
+    "queue": lambda client, ref, queue: client.queue(Jobs, "other"),
+    "queue.put": lambda client, ref, queue: queue.put("a"),
+    "queue.work": lambda client, ref, queue: next(iter(queue.work())),
+}
+
+
+async def test_every_call_of_a_closed_blocking_client(nodes: Nodes) -> None:
+    [node] = await nodes.cluster(bus, 1)
+
+    def use() -> dict[str, str]:
+        errors = {}
+        with blocking_client(node) as client:
+            ref, queue = client.ref(Page, "a"), client.queue(Jobs, "main")
+            assert ref.add(1) == 1
+            queue.put("a")
+        for name, call in BLOCKING.items():
+            with pytest.raises(LocalProtocolError) as closed:
+                call(client, ref, queue)
+            errors[name] = closed.value.message
+        return errors
+
+    errors = await asyncio.to_thread(use)
+    assert errors == dict.fromkeys(BLOCKING, "the client is closed")
