@@ -47,7 +47,13 @@ from typing import Any, Protocol, TypeVar
 from shardbus.admin.page_table import administer
 from shardbus.config.settings import Settings
 from shardbus.config.validation import check_exposure
-from shardbus.errors import ConfigError, NodeLost, Refused, ShardBusError
+from shardbus.errors import (
+    ConfigError,
+    NodeLost,
+    Refused,
+    ShardBusError,
+    StoreUnavailable,
+)
 from shardbus.guarded_log import GuardedLog
 from shardbus.membership.events import DOWNED, LEFT
 from shardbus.node.app_version import version_source, with_version
@@ -56,6 +62,7 @@ from shardbus.node.node import Node
 from shardbus.node.rejoining import contacts, named, next_turn, store_answers
 from shardbus.node.served_node import Application, ServedNode, leaves_within
 from shardbus.node.shutdown import leave
+from shardbus.node.store_wait import StoreWait
 from shardbus.replica.child import ReplicaChild, replica_words, with_replicas
 from shardbus.task_set import TaskSet
 
@@ -143,7 +150,7 @@ class EmbeddedNode:
         Raises:
             ConfigError: a port is taken, the replica of `cluster://` cannot run, or the application
                 runs a node already.
-            StoreUnavailable: the store does not answer.
+            StoreUnavailable: the store has not answered within `store.start_timeout`.
             Refused: the cluster refuses the node.
             NodeLost: no seed answers, or the node has ended before it was up.
         """
@@ -161,29 +168,40 @@ class EmbeddedNode:
         own = await with_version(self._settings.node, source)
         self._settings, has_replica = with_replicas(replace(self._settings, node=own))
         self._begin_incarnation()
-        served = ServedNode(self._bus, self._settings, administer)
         self._begun = True
         try:
             if has_replica:
                 self._replica = _OwnReplica(self._settings, self._bus.name)
-                await self._replica.until_usable(self._first_start(served))
+                served = await self._replica.until_usable(self._first_start())
             else:
-                await self._first_start(served)
+                served = await self._first_start()
         except BaseException:
             self.reason = self.reason or "not started"
-            try:
-                await served.close()
-            finally:
-                await self._end_replica()
+            await self._end_replica()
             raise
         self._life = self._tasks.spawn(self._live(served))
         self._life.add_done_callback(self._report)
         return self
 
-    async def _first_start(self, served: ServedNode) -> None:
-        await served.start(self._ask_to_end)
-        self._served = served
-        await self._until_ready(served)
+    async def _first_start(self) -> ServedNode:
+        """Start a node, and wait until it is up; start it again while its store does not answer,
+        for `store.start_timeout`."""
+        now = asyncio.get_running_loop().time()
+        wait = StoreWait(self._settings.store.start_timeout, now, "starts")
+        while True:
+            served = ServedNode(self._bus, self._settings, administer)
+            try:
+                await served.start(self._ask_to_end)
+                self._served = served
+                await self._until_ready(served)
+            except StoreUnavailable as error:
+                await served.close()
+                await wait.after(error)
+            except BaseException:
+                await served.close()
+                raise
+            else:
+                return served
 
     async def _end_replica(self) -> None:
         replica, self._replica = self._replica, None

@@ -177,9 +177,6 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ("pod_deletion_cost", "the deletion cost of the pod stays as it is: %s"): _event(
         "deletion_cost_given_up", "error"
     ),
-    ("rejoining", "this node was downed, and rejoins once its store answers: %s"): _event(
-        "rejoin_waits", "error"
-    ),
     ("rpc", "the answer to %r failed: %s"): _event("answer_failed", "question error"),
     ("run", "a task of this process has stopped the loop, which goes on"): _event("loop_stopped"),
     ("run", "the cluster's secret is as it was"): _event("secret_unchanged"),
@@ -299,6 +296,9 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ),
     ("child", "the replica cannot be started: %s"): _event("replica_not_started", "error"),
     ("server_watch", "%s"): _event("store_settings"),
+    ("store_wait", "this node %s once its store answers, %s: %s"): _event(
+        "waits_for_store", "step until error"
+    ),
     ("server_watch", "the store %s was not probed"): _event("server_not_probed", "store"),
     ("server_watch", "the settings of the store %s are in order again"): _event(
         "store_settings_in_order", "store"

@@ -132,9 +132,9 @@ class ClientOutbox:
             if self._lost:  # closed while it opened: let the next process have it
                 with contextlib.suppress(ShardBusError):
                     await self._step("close", within=AGAIN_S)
-            self._check()
-            self._tasks.spawn(self._renew())
-            await self._deliver_stored()
+            else:
+                self._tasks.spawn(self._renew())
+                await self._deliver_stored()
             self._check()
         except LocalProtocolError:  # the client is closed
             self._check()

@@ -527,6 +527,9 @@ class StoreSettings:
         secret=True,
     )
     timeout: float = seconds(2.0, "for one answer of the store")
+    start_timeout: float = seconds(
+        30.0, "for the store to answer when a node starts; off waits without end", off=True
+    )
     replicas: int = count(3, "replicas of cluster://, each a process with a disk", high=9)
     path: str = text("", "directory of this replica; empty is one in the user's state directory")
     port: int = count(

@@ -26,22 +26,18 @@ from collections.abc import Sequence
 from shardbus.backoff import doubling
 from shardbus.config.settings import Settings
 from shardbus.errors import StoreUnavailable
-from shardbus.guarded_log import GuardedLog
 from shardbus.membership.gossip import ON_THE_WAY_OUT
 from shardbus.membership.member import age_order
 from shardbus.membership.view import MembershipView
+from shardbus.node.store_wait import StoreWait
 from shardbus.quantities import counted
 from shardbus.store.opening import open_store
 from shardbus.store.urls import default_url
-
-log = GuardedLog("shardbus.node")
 
 CONTACTS_MAX = 100
 """Members that a node asks, at most: the oldest ones."""
 NAMED_MAX = 5
 """Members that a line names."""
-STORE_AGAIN_S, STORE_AGAIN_MAX_S = 0.5, 10.0
-"""Seconds between two questions to a store that does not answer: at first, and at most."""
 PAUSE_S, PAUSE_MAX_S = 5.0, 300.0
 """Seconds before a node asks, the second time in a row that it rejoins, and at most."""
 CALM_S = 300.0
@@ -125,19 +121,16 @@ async def store_answers(name: str, settings: Settings) -> bool:
     Raises:
         StoreUnavailable: it has not answered in time.
     """
-    loop, within = asyncio.get_running_loop(), settings.cluster.rejoin_within
-    url, failures = settings.store.url or default_url(name), 0
-    began_at = loop.time()
+    now, within = asyncio.get_running_loop().time(), settings.cluster.rejoin_within
+    url, wait = (
+        settings.store.url or default_url(name),
+        StoreWait(within, now, "was downed, and rejoins"),
+    )
     while True:
         try:
             await _ask_store(url, name, settings)
         except StoreUnavailable as error:
-            failures += 1
-            pause = doubling(STORE_AGAIN_S, STORE_AGAIN_MAX_S, failures)
-            if within and loop.time() + pause > began_at + within:
-                raise
-            log.warning("this node was downed, and rejoins once its store answers: %s", error)
-            await asyncio.sleep(pause)
+            await wait.after(error)
         else:
             return True
 

@@ -48,6 +48,7 @@ from shardbus.node.rejoining import contacts, named, next_turn, store_answers
 from shardbus.node.served_node import READY_POLL_S, Application, ServedNode, leaves_within
 from shardbus.node.shutdown import leave
 from shardbus.node.stop_signals import StopSignals
+from shardbus.node.store_wait import StoreWait
 from shardbus.node.supervisor_link import LoopCaller, SupervisorLink
 from shardbus.shells.cluster_thread import ClusterThread
 from shardbus.task_set import TaskSet
@@ -193,12 +194,10 @@ class _NodeRun:
             store_answers(bus.name, settings), signals
         ):
             return OK
-        served = ServedNode(bus, settings, self._administer, self._membership)
-        node = self._node = self._deadline.node = served.node
-        self._attach_supervisor(node, asyncio.get_running_loop())
+        served = await self._start(settings, signals)
+        node = served.node
         code: int | None = None
         try:
-            await _unless_stopped(served.start(signals.stop, self.rejoins_by, self.turn), signals)
             self._report("serves", node, served.server.port, leave_within=leaves_within(node))
             ready = self._tasks.spawn(self._announce(served))
             ended = await self._live(node)
@@ -213,6 +212,26 @@ class _NodeRun:
             if code is not None:
                 self._deadline.code = code
             await served.close()
+
+    async def _start(self, settings: Settings, signals: StopSignals) -> ServedNode:
+        """Start a node; again while its store does not answer, for `store.start_timeout`."""
+        loop = asyncio.get_running_loop()
+        wait = StoreWait(settings.store.start_timeout, loop.time(), "starts")
+        while True:
+            served = ServedNode(self._bus, settings, self._administer, self._membership)
+            self._node = self._deadline.node = served.node
+            self._attach_supervisor(served.node, loop)
+            starting = served.start(signals.stop, self.rejoins_by, self.turn)
+            try:
+                await _unless_stopped(starting, signals)
+            except StoreUnavailable as error:
+                await served.close()
+                await _unless_stopped(wait.after(error), signals)
+            except BaseException:
+                await served.close()
+                raise
+            else:
+                return served
 
     def _rekey(self) -> None:
         """Read the file of the cluster's secret again, at SIGHUP."""

@@ -129,8 +129,9 @@ async def test_what_keeps_a_node_from_starting_is_raised_and_leaves_nothing_open
         with pytest.raises(ConfigError, match="cannot listen"):
             await late.start()
         assert not await late.stop()
+    away = {"store.url": "redis://127.0.0.1:1/0", "store.start_timeout": 0.001}
     with pytest.raises(StoreUnavailable):
-        await bus.run({**node_settings, "store.url": "redis://127.0.0.1:1/0"}).start()
+        await bus.run({**node_settings, **away}).start()
     assert not bus.runs
     async with bus.run(node_settings):
         assert await counter(bus).add() == 1, "its ports are free again"

@@ -19,6 +19,7 @@ from tests.ports import free_port
 from tests.process.app import Account, Overdrawn, Stubborn
 from tests.process.nodes import NodeProcess, Processes
 from tests.process.warm import ROOT
+from tests.redis_server import RedisServer
 from tests.waiting import PATIENCE_S, until
 
 DETECT_QUICKLY = (
@@ -218,9 +219,30 @@ async def test_other_shards_than_a_crash_left_in_the_store_are_one_line(lab: Pro
 
 async def test_a_store_that_does_not_answer_is_exit_code_4(lab: Processes) -> None:
     lab.store = f"redis://127.0.0.1:{free_port()}/0"
-    node = lab.begin()
+    node = lab.begin(settings=("store.start_timeout=1s",))
     assert await node.ended() == 4
     assert "127.0.0.1" in error_of(node)
+    assert "this node starts once its store answers, for " in node.err.read_text()
+
+
+@pytest.mark.long
+async def test_a_node_waits_for_a_store_that_starts_later(lab: Processes, tmp_path: Path) -> None:
+    """As in a composition of containers that starts all of them at once."""
+    with RedisServer(tmp_path) as server:
+        lab.store = server.url()
+        server.kill()
+        node = lab.begin(settings=("store.start_timeout=off", "store.timeout=1s"))
+        await node.says("this node starts once its store answers, without end: ")
+        server.restart()
+        await until(node.ready, "the ready line")
+        assert await node.terminate() == 0
+
+
+async def test_a_node_that_waits_for_its_store_ends_at_a_signal(lab: Processes) -> None:
+    lab.store = f"redis://127.0.0.1:{free_port()}/0"
+    node = lab.begin(settings=("store.timeout=1s",))
+    await node.says("this node starts once its store answers, for ")
+    assert await node.terminate() == 0
 
 
 async def test_TU13_seeds_that_do_not_answer_are_exit_code_4(lab: Processes) -> None:

@@ -108,7 +108,7 @@ async def test_a_node_that_starts_on_a_full_disk_ends_with_one_line(
     fill(small_disk)
     lab = Processes(tmp_path, f"sqlite:///{small_disk}/store.db")
     try:
-        node = lab.begin()
+        node = lab.begin(settings=("store.start_timeout=1s",))
         assert await node.ended() == 4
         [line] = [line for line in node.err.read_text().splitlines() if "error: " in line]
         assert re.search(r"the disk is full .*; free some space", line), line
