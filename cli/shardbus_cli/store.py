@@ -2,8 +2,8 @@
 
 The commands about their disks are in `store_disks`.
 
-A node starts its replica by itself (`shardbus.replica.child`). Alone, `store serve` runs one without
-a node: a witness, which makes three of two nodes.
+A node starts its replica by itself (`shardbus.replica.child`). Alone, `store serve` runs one
+without a node: a witness, which makes three of two nodes.
 
 Source: docs/how-to/keep-state.md; docs/reference/cli.md; S2.32.
 """
