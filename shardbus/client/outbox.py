@@ -161,12 +161,15 @@ class ClientOutbox:
         Raises:
             ConfigError: the call is no handler of a reference. SchemaError: the arguments cannot be
                 sent. DeliveryFailed: the outbox is closed, or open elsewhere; the message may have
-                been taken if it was sent before. StoreUnavailable, RequestError: no node, or no
+                been taken if it was sent before. LocalProtocolError: the outbox was not opened.
+                StoreUnavailable, RequestError: no node, or no
                 store, has answered in time; it may have been taken.
         """
         if not isinstance(call, Call):
             raise ConfigError(f"send takes a handler of a reference, not {type(call).__name__}")
         (entity_type, entity_id), method, payload = call.as_delivery(args, kwargs)
+        if not self._fence and not self._lost:
+            raise LocalProtocolError("the outbox is not open", hint="use it in `async with`")
         while len(self._waiting) >= WAITING_MAX and not self._lost:
             self._room.clear()
             await self._room.wait()

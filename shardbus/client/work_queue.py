@@ -419,11 +419,14 @@ class ClientQueue(Generic[T]):
         CancelledError is an error, too, unless the task of the call is being cancelled.
 
         Raises:
-            TypeError: `handle` is no function, or one with a yield. Nothing was leased.
+            TypeError: `handle` is no function, or one with a yield. ValueError: `at_once` or `most`
+                is below 1. Nothing was leased.
             RequestError: the queue cannot be reached, or refuses, as in `work`. It is the first
                 task's error; the other tasks are cancelled, and their items given back.
         """
         _check_worker(handle)
+        if at_once < 1 or most < 1:
+            raise ValueError(f"at_once={at_once}, most={most}: each is at least 1")
 
         async def one() -> None:
             async for work in self.work(most=most):

@@ -176,6 +176,7 @@ class Extras:
         "idle_timeout",
         "objects_ended",
         "own_failures",
+        "pause",
         "refusal",
         "reminders",
         "resumes_at",
@@ -207,6 +208,8 @@ class Extras:
         """The last failure of a start, as its askers get it."""
         self.resumes_at = 0
         """The tick of the next attempt, while the entity waits for it."""
+        self.pause: asyncio.Future[None] | None = None
+        """Done when the next attempt is due."""
         self.own_failures = 0
         """Failures by messages of the entity's own, without one of others in between."""
         self.used_at_failure = 0

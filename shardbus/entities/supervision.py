@@ -222,6 +222,11 @@ def _awaited(activation: Activation) -> bool:
     return any(not message.own for message in activation.mailbox or ())
 
 
+def _end(pause: asyncio.Future[None]) -> None:
+    if not pause.done():
+        pause.set_result(None)
+
+
 class Supervisor:
     """Starts entities of one type. `tick` is the node's coarse time. `end_work(activation)` ends an
     activation's timers and work."""
@@ -282,26 +287,36 @@ class Supervisor:
 
     async def _pause(self, activation: Activation, seconds: float) -> None:
         """Wait for the next attempt. Refuse the asks that would be too late for it: their senders
-        get the cause instead of a timeout."""
-        activation.more().resumes_at = self.tick + CoarseClock.ticks(seconds)
+        get the cause instead of a timeout. A pause after failures by its own messages ends once a
+        message of another arrives."""
+        loop, extras = asyncio.get_running_loop(), activation.more()
+        pause = extras.pause = loop.create_future()
+        extras.resumes_at = self.tick + CoarseClock.ticks(seconds)
         activation.step(LifeStep.PAUSES)
         if activation.mailbox:
             late = partial(self.starts_too_late, activation)
             activation.mailbox = deque(filterfalse(late, activation.mailbox))
+        timer = loop.call_later(seconds, _end, pause)
         try:
-            await asyncio.sleep(seconds)
+            await pause
         finally:
+            timer.cancel()
+            extras.pause = None
             if activation.state is LifeState.PAUSING:
                 activation.step(LifeStep.RETRIES)
 
     def starts_too_late(self, activation: Activation, message: Message) -> bool:
         """Refuse an ask whose deadline passes before the next attempt to start the entity. Returns
-        True if it is refused."""
+        True if it is refused. Its start has not failed: begin the attempt at once."""
         extras = activation.extras
-        if activation.state is not LifeState.PAUSING or extras is None or message.session is None:
+        if activation.state is not LifeState.PAUSING or extras is None:
             return False
         failure = extras.start_failure
-        if failure is None or message.deadline > extras.resumes_at:
+        if failure is None:
+            if extras.pause is not None and not message.own:
+                _end(extras.pause)
+            return False
+        if message.session is None or message.deadline > extras.resumes_at:
             return False
         self.counts.lose("start_failed", activation.key, *message[:4])
         message.refuse(failure)

@@ -205,6 +205,11 @@ async def test_a_call_that_is_cancelled(use: Uses, name: str) -> None:
     assert await use.ref.add(2) == 2
 
 
+async def test_an_outbox_that_was_not_opened_takes_nothing(use: Uses) -> None:
+    with pytest.raises(LocalProtocolError, match="the outbox is not open; use it in `async with`"):
+        await use.client.outbox("closed").send(use.ref.add, 1)
+
+
 async def test_an_outbox_that_is_closed_while_it_opens(use: Uses) -> None:
     opening = asyncio.ensure_future(opened(use.unopened))
     await asyncio.sleep(0)

@@ -26,7 +26,12 @@ class Demo:
         self.process = subprocess.Popen(
             [sys.executable, "-u", "-m", "examples.flights.demo", *arguments],
             cwd=ROOT,
-            env=os.environ | {"TMPDIR": str(tmp), "PYTHONPATH": f"{ROOT}:{ROOT / 'cli'}"},
+            env=os.environ
+            | {
+                "TMPDIR": str(tmp),
+                "PYTHONPATH": f"{ROOT}:{ROOT / 'cli'}",
+                "SHARDBUS_STORE__START_TIMEOUT": "1s",
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

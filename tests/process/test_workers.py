@@ -189,7 +189,7 @@ def error_of(unit: NodeProcess) -> str:
         ),
         pytest.param(
             "tests.process.app:bus",
-            ["--store", "redis://127.0.0.1:1/0"],
+            ["--store", "redis://127.0.0.1:1/0", "--set", "store.start_timeout=1ms"],
             4,
             "127.0.0.1",
             marks=pytest.mark.long,

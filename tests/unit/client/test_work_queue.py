@@ -569,6 +569,14 @@ async def test_what_runs_nothing_is_refused_at_the_call(handle: Any) -> None:
     assert home.seen == []
 
 
+@pytest.mark.parametrize("numbers", [{"at_once": 0}, {"most": 0}, {"at_once": -1}])
+async def test_workers_that_take_nothing_are_refused(numbers: dict[str, int]) -> None:
+    home = Home()
+    with pytest.raises(ValueError, match="each is at least 1"):
+        await ClientQueue(home, Jobs, "a").run(print, **numbers)
+    assert home.seen == []
+
+
 async def test_the_call_of_a_worker_is_refused() -> None:
     with pytest.raises(TypeError, match="not its call"):
         await ClientQueue(Home(), Jobs, "a").run(Caller()("value"))  # type: ignore[arg-type]

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from shardbus import Entity, Rejection, ShardBus, StopReason, behaviour, handler
-from shardbus.entities.activation import Activation, Message
+from shardbus.entities.activation import Activation, LifeState, Message
 from shardbus.entities.entity_type import Directive
 from shardbus.entities.supervision import Supervisor
 from shardbus.errors import EntityFailed, ReentrancyError
 from shardbus.transport.drop_reports import Origin
 from shardbus.wire.schema import encode_value
 from tests.unit.entities.entity_kit import Bench, Log
-from tests.waiting import turns, until
+from tests.waiting import PATIENCE_S, turns, until
 
 MARK = -7
 """The mark of a session that gets reports of dropped tells."""
@@ -338,6 +338,27 @@ async def test_a_message_in_between_ends_the_backoff_of_own_failures(waits: list
     await fail_by_itself()
     assert len(waits) == 1
     assert "failed" not in b.dropped
+
+
+async def test_a_message_that_arrives_in_the_backoff_of_own_failures_ends_it() -> None:
+    log = Log()
+    log.failing = {"timer"}
+    b = bench(log, Restless, entity_restart_backoff_min=3600, entity_restart_backoff=3600)
+    b.tell("e", "hit")
+    await until(lambda: in_state(b, LifeState.PAUSING), "a backoff")
+    log.failing, starts = set(), len(log.rows)
+    activation = b.activation("e")
+    assert activation is not None
+    own = Message(b.kind.invokers[""], encode_value("tick"), None, Origin.OWN, 0)
+    b.host.runner.receive(activation, own, counts=False)
+    await turns()
+    assert len(log.rows) == starts, "its own messages wait"
+    assert await asyncio.wait_for(b.ask("e", "hit"), PATIENCE_S) == 1
+
+
+def in_state(b: Bench, state: LifeState) -> bool:
+    activation = b.activation("e")
+    return activation is not None and activation.state is state
 
 
 # Errors that pass through
