@@ -81,7 +81,10 @@ def show(
         return
     for row in rows:
         row["value"] = json.dumps(row.get("value", row.get("raw")), ensure_ascii=False)[:SHOWN]
-    output.table(("number", "event", "version", "value"), rows)
+        if isinstance(numbers := row.get("delivery"), list):
+            row["delivery"] = " ".join(map(str, numbers[:-1]))
+    columns = ("number", "event", "version", "value", "delivery")
+    output.table(columns if any("delivery" in row for row in rows) else columns[:-1], rows)
     if rows and rows[-1]["number"] != last:
         output.note(f"there are more, up to {last}: --after {rows[-1]['number']}")
 

@@ -25,6 +25,9 @@ arguments under the same key are not handled, and get OTHER_REQUEST instead of a
 theirs. Requests are compared by `request_mark`. A record of an earlier release has no mark, and
 fits any request.
 
+**Event-sourced entities** store their record with their snapshots. Each delivery that is done since
+then stands beside its events in the journal (`DoneDelivery`), and a replay adds it to the record.
+
 **Deliveries of the entity itself** wait in the record until they are confirmed, with the numbers
 that they are sent under. Their producer is named once, so its numbers never return.
 
@@ -46,7 +49,7 @@ from typing import Annotated
 import msgspec
 
 from shardbus.bounds import Uid
-from shardbus.deliveries.numbers import UNREADABLE, DeliveryNumber, ProducerName
+from shardbus.deliveries.numbers import UNREADABLE, DeliveryNumber, NumberKind, ProducerName
 from shardbus.errors import BufferFull
 from shardbus.quantities import counted
 
@@ -108,6 +111,22 @@ class ResultForm:
     REJECTION = 2
 
 
+class DoneDelivery(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A delivery that is done, or a keyed ask whose handler has saved, beside the events of its
+    handler. `used`: seconds since 1970."""
+
+    kind: int
+    """DELIVER or KEYED of `NumberKind`."""
+    name: ProducerName
+    """The producer's, or the key."""
+    era: Uid
+    seq: Uid
+    """0 for a keyed ask."""
+    used: Uid
+    mark: bytes = b""
+    """Of a keyed ask: its request's."""
+
+
 class PendingDelivery(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A delivery of an entity that is not confirmed. `at`: seconds since 1970."""
 
@@ -139,6 +158,30 @@ class _Stored(msgspec.Struct, array_like=True, gc=False):
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Stored).decode
 _decode_any = msgspec.msgpack.Decoder().decode
+_decode_done = msgspec.msgpack.Decoder(DoneDelivery).decode
+
+
+def encode_done(number: DeliveryNumber | None, key: str, now: int, mark: bytes = b"") -> bytes:
+    """Return the stored form of a delivery that is done with an append; without a number, of the
+    keyed ask with this key and the mark of its request."""
+    if number is None:
+        return _encode(DoneDelivery(NumberKind.KEYED, key, 0, 0, now, mark))
+    return _encode(DoneDelivery(NumberKind.DELIVER, number.producer, number.era, number.seq, now))
+
+
+def decode_done(data: bytes) -> DoneDelivery:
+    """Return the delivery that `encode_done` has written.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        done = _decode_done(data)
+    except UNREADABLE as error:
+        raise ValueError(f"the delivery of an event: {error}") from None
+    if done.kind not in (NumberKind.DELIVER, NumberKind.KEYED):
+        raise ValueError(f"the delivery of an event has kind {done.kind}")
+    return done
 
 
 class DeliveryRecord:
@@ -191,6 +234,16 @@ class DeliveryRecord:
         row = done.pop(producer, None)
         done[producer] = _row_after(row, number, now)
         return row is None
+
+    def replay(self, done: DoneDelivery) -> None:
+        """Note a delivery, or a keyed ask, that the journal has beside the events of its
+        handler."""
+        if done.kind == NumberKind.KEYED:
+            if done.name not in self.results:
+                self.keep(done.name, ResultForm.UNKNOWN, b"", done.used, done.mark)
+            return
+        number = DeliveryNumber(NumberKind.DELIVER, done.name, done.era, done.seq, 0, b"")
+        self.mark(number, done.used)
 
     # ---- keyed asks
 

@@ -5,6 +5,8 @@ decides by the record, calls the handler, and answers when the delivery is done:
 
     entity with state       a save that the handler awaits stores the record with the state; if it
                             has not saved, this invoker does, after it has returned
+    event-sourced entity    so does a persist, which stores the number beside the events; a replay
+                            adds it to the record of the snapshot
     entity without state    the handler has returned; the record is in the memory of the shard
 
 So the confirmation is never ahead of the save, and the effect is never stored without the number.
@@ -55,6 +57,8 @@ from shardbus.deliveries.record import (
     DeliveryRecord,
     ReceiverDecision,
     ResultForm,
+    decode_done,
+    encode_done,
     request_mark,
 )
 from shardbus.entities.activation import Activation, Shard
@@ -413,14 +417,47 @@ class EntityDeliveries:
         if self.sends is not None:
             self.sends.ended(activation)
             self.sends.saved(activation, record, last, data)
-        if handling is None:
-            return
+        if handling is not None:
+            self._stored(activation, record, handling, int(self._wall_clock()))
+
+    def _stored(
+        self, activation: Activation, record: DeliveryRecord, handling: Handling, now: int
+    ) -> None:
+        """Note that the store has the effect of a delivery."""
         handling.stored = True
-        now = int(self._wall_clock())
         if handling.number is not None:
             self._mark(activation, record, handling.number, now)
         elif handling.key not in record.results:
             record.keep(handling.key, ResultForm.UNKNOWN, b"", now, handling.mark)
+
+    # ---- journals
+
+    def begin_append(self, activation: Activation) -> tuple[bytes, Appending]:
+        """Return the stored form of the delivery that an append of events makes done, empty for
+        none, and the argument for `end_append`."""
+        handling = HANDLING.get()
+        if handling is None or handling.stored or handling.activation is not activation:
+            return b"", None
+        now = int(self._wall_clock())
+        done = encode_done(handling.number, handling.key, now, handling.mark)
+        return done, (handling, now)
+
+    def end_append(self, activation: Activation, appending: Appending) -> None:
+        """Note that the journal has the delivery that `begin_append` returned."""
+        if appending is not None:
+            self._stored(activation, record_of(activation), *appending)
+
+    def replayed(self, activation: Activation, deliveries: list[bytes]) -> None:
+        """Add to the record the deliveries that a journal has beside its events.
+
+        Raises:
+            ValueError: one is unreadable.
+        """
+        if deliveries:
+            record = record_of(activation)
+            for data in deliveries:
+                record.replay(decode_done(data))
+            self._age(activation, record, int(self._wall_clock()))
 
     # ---- moves
 
@@ -450,6 +487,9 @@ class EntityDeliveries:
 Saving = tuple[DeliveryRecord, Handling | None, int, bytes | None]
 """The record, the delivery at work, the number of the last delivery of the entity, and its state,
 as they were when a save began."""
+Appending = tuple[Handling, int] | None
+"""The delivery at work, and the time in whole seconds since 1970, when an append began; None for an
+append of no delivery."""
 
 
 def _as_it_is(answer: bytes) -> bytes:

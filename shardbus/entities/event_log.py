@@ -3,6 +3,7 @@
     start     load the snapshot: a state and the number of its last event
               open the journal under the shard's fence, fold the events behind that number
     persist   append after the last number ──stored──> fold, then answer
+              (with the number of the delivery that the handler works on)
                                             ──no answer──> IN_DOUBT
     clear     save the empty state with the last number ──stored──> take it, trim all events
                         ──no answer──> STALE
@@ -17,6 +18,10 @@ and reads it there. So the state changes only once the store has the change.
 A snapshot only saves time. If it cannot be saved, the command that was due for it goes on, and the
 next one is tried `snapshot_after` events later. Events are trimmed only behind a snapshot that the
 store has, so snapshot and journal together have the whole state in every moment.
+
+**Deliveries** (`entities.deliveries`) take effect once: the append of a delivery's handler has its
+number, a replay adds it to the record of the snapshot. Reminders that the handler has set before
+are stored before the append: once the number is stored, the delivery is not handled again.
 
 A projection of the events gets *news* after each append, and may have events of an append in doubt
 from the store. An event is removed only once each projection here has handled it.
@@ -50,7 +55,7 @@ from shardbus.errors import (
 )
 from shardbus.guarded_log import GuardedLog
 from shardbus.store.journals import PAGE, Journals
-from shardbus.wire.stored_events import EventCodec
+from shardbus.wire.stored_events import EventCodec, with_delivery
 from shardbus.wire.stored_state import StateCodec, numbered, split_numbered, split_record
 
 LOG = "__shardbus_log__"
@@ -162,7 +167,11 @@ class EventLog:
             self.number, entity.state = number, state
         self._state = LogState.STALE
         while page.entries:
-            self.number = logs.events.replay(entity, key, page.first, page.entries)
+            self.number, done = logs.events.replay(entity, key, page.first, page.entries)
+            try:
+                shard.host.deliveries.replayed(activation, done)
+            except ValueError as error:
+                raise logs.missing(key, str(error)) from error
             if page.end >= page.last:
                 break
             page = await logs.journals.read(*place, self.number, PAGE)
@@ -176,12 +185,12 @@ class EventLog:
         written = [write(event) for event in events]
         if not written:
             return
-        entries = tuple([event.entry for event in written])
+        entries = [event.entry for event in written]
         async with self._turn:
             if self._state is not LogState.KNOWN:
                 await self.catch_up(entity)
             activation = entity.context._acting("persist")
-            await self._append(activation, entries)
+            await self._append(entity, activation, entries)
             for projection in logs.projections:  # of what is stored, whatever its fold does
                 projection.news(self._activation.shard.shard, self._activation.key)
             self._state = LogState.STALE
@@ -193,13 +202,18 @@ class EventLog:
         if logs.gate.close_if_due():
             await logs.gate.passed()
 
-    async def _append(self, activation: Activation, entries: tuple[bytes, ...]) -> None:
-        """Append to the journal. Until the store has answered, its end is in doubt."""
+    async def _append(self, entity: Any, activation: Activation, entries: list[bytes]) -> None:
+        """Append to the journal, with the delivery at work. Until the store has answered, its end
+        is in doubt."""
         logs, shard = self._logs, activation.shard
+        delivery, appending = shard.host.deliveries.begin_append(activation)
+        if delivery:
+            entries[-1] = with_delivery(entries[-1], delivery)
+            await shard.host.saver.save_reminders(entity.context)
         self._state = LogState.IN_DOUBT
         try:
             await logs.journals.append(
-                logs.name, shard.shard, activation.key, shard.fence, self.number, entries
+                logs.name, shard.shard, activation.key, shard.fence, self.number, tuple(entries)
             )
         except StaleActivation:
             self._state = LogState.KNOWN
@@ -212,6 +226,7 @@ class EventLog:
                 self._state = LogState.KNOWN
             raise
         self._state = LogState.KNOWN
+        shard.host.deliveries.end_append(activation, appending)
 
     async def _snapshot_due(self, entity: Any) -> None:
         """Save a snapshot, and trim the journal behind it. The events are stored, so the command

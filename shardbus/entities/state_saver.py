@@ -98,6 +98,13 @@ class StateSaver:
         if self._runner.gate.close_if_due():
             await self._runner.gate.passed()
 
+    async def save_reminders(self, context: Context) -> None:
+        """Write the reminders that the entity has set and not stored, without its state. Raises as
+        `save`."""
+        reminding = self._runner.reminding
+        if reminding is not None and reminding.is_unsaved(context._acting("save")):
+            await self.save(context, None, alone=True)
+
     def _checked(self, entity_id: str, data: bytes) -> bytes:
         """Return the form in which a state is stored. Raises StateTooLarge."""
         settings = self._settings

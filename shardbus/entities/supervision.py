@@ -427,14 +427,21 @@ class Supervisor:
         data = await self._keeper.load(self._kind.name, shard.shard, key, shard.fence)
         if self.sizes is not None:
             self.sizes.note(activation, data)
+        if self._kind.events is not None:
+            self._load_record(activation, data, states)  # a replay adds to it
         if self.load_state is not None:
             await self.load_state(activation, data)
         else:
             activation.entity.state = states.cls() if data is None else states.read(key, data)
+        if self._kind.events is None:
+            self._load_record(activation, data, states)
+
+    def _load_record(self, activation: Activation, data: bytes | None, states: StateCodec) -> None:
+        """Take the record of deliveries that is stored with a state."""
         try:
-            shard.host.deliveries.loaded(activation, data)
+            activation.shard.host.deliveries.loaded(activation, data)
         except ValueError as error:
-            raise states.unreadable(key, 0, error) from error
+            raise states.unreadable(activation.key, 0, error) from error
 
     def _backoff(self, activation: Activation) -> float:
         """Return the seconds to wait: 0 unless this start failed more than once, then doubling

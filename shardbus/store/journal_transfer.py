@@ -5,10 +5,13 @@
 
 The first line names the entity; `snapshot` has the stored bytes of its state in base64, if there is
 one. `first` is above 1 if the journal is trimmed. A line per event follows, with its plain value
-(`wire.plain_json`), or with `raw`, its bytes in base64, where that would lose something.
+(`wire.plain_json`), or with `raw`, its bytes in base64, where that would lose something. An event
+that made a delivery done has its number in `delivery`: [producer, era, seq, seconds since 1970], or
+[key, seconds, mark of the request] of an ask with a key.
 
 An import writes a journal that is not there, while no node runs. It numbers the events from 1, and
-the snapshot with them: nothing depends on the numbers but the order.
+the snapshot with them: nothing depends on the numbers but the order. Deliveries that were done
+before stay so.
 
 Source: docs/how-to/event-sourcing.md.
 """
@@ -24,6 +27,8 @@ from typing import Any
 
 import msgspec
 
+from shardbus.deliveries.numbers import DeliveryNumber, NumberKind
+from shardbus.deliveries.record import decode_done, encode_done
 from shardbus.errors import ConfigError, Refused, StoreError
 from shardbus.ids import check_id
 from shardbus.store.journal_protocol import Append, JournalStore
@@ -31,8 +36,8 @@ from shardbus.store.protocol import StateStore
 from shardbus.store.transfer import write_states
 from shardbus.wire.plain_json import from_json, to_json
 from shardbus.wire.schema import encode_value
-from shardbus.wire.stored_events import stored_event
-from shardbus.wire.stored_state import numbered, split_numbered, split_record
+from shardbus.wire.stored_events import stored_event, with_delivery
+from shardbus.wire.stored_state import numbered, split_numbered, split_record, with_record
 
 PAGE = 1000
 APPENDED = 500
@@ -71,6 +76,8 @@ def shown_event(entry: bytes) -> dict[str, Any]:
     try:
         event = stored_event(entry)
         row = {"event": event.name, "version": event.version, "value": to_json(event.value)}
+        if event.delivery:
+            row["delivery"] = _shown_delivery(event.delivery)
         if _entry_of(row) == entry:
             return row
     except (ValueError, TypeError, StoreError):
@@ -84,7 +91,29 @@ def _entry_of(row: dict[str, Any]) -> bytes:
         return base64.b64decode(row["raw"], validate=True)
     encode = msgspec.msgpack.encode
     body = encode_value(from_json(row["value"]))
-    return b"\x93" + encode(row["event"]) + encode(row["version"]) + body
+    entry = b"\x93" + encode(row["event"]) + encode(row["version"]) + body
+    return with_delivery(entry, _delivery_of(row["delivery"])) if "delivery" in row else entry
+
+
+def _shown_delivery(data: bytes) -> list[str | int]:
+    done = decode_done(data)
+    if done.kind == NumberKind.KEYED:
+        return [done.name, done.used, done.mark.hex()]
+    return [done.name, done.era, done.seq, done.used]
+
+
+def _delivery_of(shown: list[Any]) -> bytes:
+    """Return the stored form of a delivery of a line. Raises ValueError, TypeError."""
+    name, *numbers = shown
+    if len(numbers) == 2:
+        used, mark = numbers
+        data = encode_done(None, name, used, bytes.fromhex(mark))
+    else:
+        era, seq, used = numbers
+        number = DeliveryNumber(NumberKind.DELIVER, name, era, seq, 0, b"")
+        data = encode_done(number, "", used)
+    decode_done(data)
+    return data
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -122,9 +151,11 @@ async def import_journal(
     if first + len(events) != last + 1:
         raise ConfigError(f"the journal ends with event {last}, the lines end earlier or later")
     if "snapshot" in head:
-        _, alone = split_record(base64.b64decode(head["snapshot"], validate=True))
-        known, data = split_numbered(alone)
-        moved = numbered(max(0, known - first + 1), data)
+        record, alone = split_record(base64.b64decode(head["snapshot"], validate=True))
+        number, data = split_numbered(alone)
+        moved = numbered(max(0, number - first + 1), data)
+        if record:
+            moved = with_record(record, moved)
         await write_states(store, [(kind, shard, entity_id, moved)])
     for begin in range(0, len(events), APPENDED):
         part = tuple(events[begin : begin + APPENDED])

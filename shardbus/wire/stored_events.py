@@ -1,6 +1,7 @@
 """The stored form of events: the contents of an entry in an entity's journal.
 
-    93 <name> <version> <event>      a msgpack array: text, number, the fields of the event
+    93 <name> <version> <event>             a msgpack array: text, number, the fields of the event
+    94 <name> <version> <event> <delivery>  the same, with the delivery whose handler persisted it
 
 `name` is the event class's, unless its fold names another. A fold (`@event`) takes events of one
 class at one version. An older version is read as a plain value, goes through the upcasters from
@@ -13,6 +14,10 @@ a failure of any class, also a Rejection: the event is stored, so there is nothi
 
 An event whose name no fold has, or that does not fit, is StateUnreadable: a state without it would
 be wrong.
+
+The last entry of an append has the number of the delivery that is done with it
+(`deliveries.record.DoneDelivery`), as bytes that are opaque here. A replay hands them on in the
+order of the entries. Projections pass them over.
 
 Source: docs/how-to/event-sourcing.md; S2.74.
 """
@@ -37,15 +42,20 @@ from shardbus.wire.values import Pack, pack_whole
 EVENT_VERSION_MAX = 65_535
 Upcaster = Callable[[Any], Any]
 """Turns the plain value of one version of an event into the plain value of the next."""
+NUMBERED_HEAD = b"\x94"
+"""The first byte of an entry with the number of a delivery."""
 _HEAD = msgspec.msgpack.Decoder(tuple[str, int, msgspec.Raw])
+_NUMBERED = msgspec.msgpack.Decoder(tuple[str, int, msgspec.Raw, bytes])
 
 
 class StoredEvent(NamedTuple):
-    """An entry, as an operator reads it. `value` is plain: dicts, lists, texts and numbers."""
+    """An entry, as an operator reads it. `value` is plain: dicts, lists, texts and numbers.
+    `delivery`: the stored form of the delivery that is done with it, empty for none."""
 
     name: str
     version: int
     value: Any
+    delivery: bytes = b""
 
 
 @dataclass(slots=True)
@@ -166,19 +176,26 @@ class EventCodec:
             raise TypeError(f"{fold} returned {made}; a fold returns a {cls} as the state, or None")
         entity.state = state
 
-    def replay(self, entity: Any, entity_id: str, first: int, entries: Iterable[bytes]) -> int:
+    def replay(
+        self, entity: Any, entity_id: str, first: int, entries: Iterable[bytes]
+    ) -> tuple[int, list[bytes]]:
         """Fold stored events, the first of which has this number, into the state of an entity.
-        Returns the number of the last one.
+        Returns the number of the last one, and the deliveries that are done with them.
 
         Raises:
             StateUnreadable: an event cannot be read, or its fold raises.
         """
         number, by_name, head, fold = first - 1, self._by_name, _HEAD.decode, self._fold
+        deliveries: list[bytes] = []
         name, version = "", 0
         try:
             for entry in entries:
                 number += 1
-                name, version, raw = head(entry)
+                if entry.startswith(NUMBERED_HEAD):
+                    name, version, raw, delivery = _NUMBERED.decode(entry)
+                    deliveries.append(delivery)
+                else:
+                    name, version, raw = head(entry)
                 form = by_name.get(name)
                 if form is not None and form.version == version:
                     event = form.decode(bytes(raw))
@@ -187,7 +204,7 @@ class EventCodec:
                 fold(form, entity, event)
         except BaseException as error:
             raise self._unreadable(entity_id, number, name, version, error) from error
-        return number
+        return number, deliveries
 
     def read(self, entity_id: str, number: int, entry: bytes, classes: Container[type]) -> Any:
         """Return a stored event if it is of one of these classes, else None, without decoding it.
@@ -197,7 +214,7 @@ class EventCodec:
         """
         name, version = "", 0
         try:
-            name, version, raw = _HEAD.decode(entry)
+            name, version, raw, _ = _parts(entry)
             form = self._by_name.get(name)
             if form is not None and form.cls not in classes:
                 return None
@@ -240,6 +257,17 @@ def _is_number(state: object, cls: type) -> bool:
     return cls is float and type(state) is int
 
 
+def with_delivery(entry: bytes, delivery: bytes) -> bytes:
+    """Return an entry with the number of a delivery that is done with it."""
+    return b"".join((NUMBERED_HEAD, entry[1:], msgspec.msgpack.encode(delivery)))
+
+
+def _parts(entry: bytes) -> tuple[str, int, msgspec.Raw, bytes]:
+    if entry.startswith(NUMBERED_HEAD):
+        return _NUMBERED.decode(entry)
+    return (*_HEAD.decode(entry), b"")
+
+
 def stored_event(entry: bytes) -> StoredEvent:
     """Return an entry for an operator.
 
@@ -247,7 +275,7 @@ def stored_event(entry: bytes) -> StoredEvent:
         ValueError: it is no event.
     """
     try:
-        name, version, raw = _HEAD.decode(entry)
-        return StoredEvent(name, version, decode_value(bytes(raw)))
+        name, version, raw, delivery = _parts(entry)
+        return StoredEvent(name, version, decode_value(bytes(raw)), delivery)
     except Exception as error:
         raise ValueError(f"it is no event: {text_of(error)}") from None

@@ -20,6 +20,8 @@ from shardbus.deliveries.record import (
     DeliveryRecord,
     ReceiverDecision,
     ResultForm,
+    decode_done,
+    encode_done,
     request_mark,
 )
 from shardbus.errors import BufferFull
@@ -82,6 +84,33 @@ def test_producers_have_rows_of_their_own() -> None:
     record = with_done(number(5, producer="a"))
     assert record.decide(number(5, producer="b")) is HANDLE
     assert (record.done_of("a"), record.done_of("b")) == (5, 0)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.integers(0, 9))))
+def test_a_replay_makes_the_record_that_the_marks_made(rows: list[tuple[str, int, int]]) -> None:
+    live, replayed = DeliveryRecord(), DeliveryRecord()
+    for at, (producer, era, seq) in enumerate(rows):
+        live.mark(number(seq, era=era, producer=producer), at)
+        replayed.replay(decode_done(encode_done(number(seq, era=era, producer=producer), "", at)))
+    assert [*replayed.done.items()] == [*live.done.items()]
+    assert replayed.stored() == live.stored()
+
+
+def test_a_replayed_key_has_no_result_and_takes_none_back() -> None:
+    record = DeliveryRecord()
+    record.replay(decode_done(encode_done(None, "k", 7)))
+    assert (record.results["k"].form, record.results["k"].used) == (ResultForm.UNKNOWN, 7)
+    record.keep("k", ResultForm.VALUE, b"\x01", 8)
+    record.replay(decode_done(encode_done(None, "k", 7)))
+    assert record.results["k"].payload == b"\x01"
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x90", b"\x95\x07\xa1p\x00\x01\x00", b"\x95\x00\x01\x00\x01\x00"]
+)
+def test_an_unreadable_number_in_a_journal_is_an_error(data: bytes) -> None:
+    with pytest.raises(ValueError, match="the delivery of an event"):
+        decode_done(data)
 
 
 def test_a_mark_never_takes_a_row_back() -> None:

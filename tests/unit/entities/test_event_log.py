@@ -24,9 +24,12 @@ from shardbus import (
     event,
     handler,
 )
+from shardbus.deliveries.record import DeliveryRecord, encode_done
+from shardbus.simulation.nodes.stores import StoreServer
 from shardbus.store.journals import Journals
 from shardbus.testing import EntityProbe, TestCluster
-from shardbus.wire.stored_state import split_numbered
+from shardbus.wire.stored_events import with_delivery
+from shardbus.wire.stored_state import split_numbered, split_record
 
 bus = ShardBus("bank")
 
@@ -228,6 +231,177 @@ async def test_a_delivery_is_handled_once_and_its_number_stays_with_the_snapshot
         await probe.crash()
         assert await probe.ref.deposit.ask(8, key="order-8") == 26
         assert await probe.ask("seen") == [5, 6, 7, 8]
+
+
+class KillsAtAppends:
+    """Kills the home of entity `a` once its journal has these entries, before the node has the
+    answer."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, kind: type, *numbers: int) -> None:
+        self._kind, self._name, self._numbers = kind, kind.__name__.lower(), list(numbers)
+        self.cluster: TestCluster
+        self.killed = 0
+        record = StoreServer.record_journal
+
+        def recorded(server: Any, what: str, kind: str, name: str, fence: int) -> None:
+            record(server, what, kind, name, fence)
+            if (what, kind, name) == ("appended to", self._name, "a"):
+                self._appended()
+
+        patch.setattr(StoreServer, "record_journal", recorded)
+
+    def _appended(self) -> None:
+        last = journal(self.cluster.store, "a", self._name).last
+        if self._numbers and last >= self._numbers[0]:
+            del self._numbers[0]
+            self.cluster.world.later(0.0, self._kill)
+
+    def _kill(self) -> None:
+        home = self.cluster.where(self._kind, "a")
+        assert home is not None
+        self.killed += 1
+        self.cluster.world.kill(home.name)
+
+
+@pytest.mark.parametrize("ask", [False, True])
+async def test_a_delivery_whose_node_dies_behind_its_append_is_not_handled_again(
+    ask: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No snapshot has its number: the journal has it, beside the event."""
+    kills = KillsAtAppends(monkeypatch, Account, 3, 5, 7)
+    async with TestCluster(bus, nodes=4, seed=1) as cluster:
+        kills.cluster = cluster
+        account = cluster.client().ref(Account, "a")
+        await account.deposit(1)
+        for n in range(2, 10):
+            if not ask:
+                await account.deposit.deliver(n, within=600)
+                continue
+            with suppress(RequestError):  # its result went with the node
+                assert await account.deposit.ask(n, key=f"order-{n}") == sum(range(n + 1))
+        assert kills.killed == 3
+        assert await account.seen() == list(range(1, 10))
+        assert journal(cluster.store, "a").last == 9
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_deliveries_take_effect_once_in_order_over_kills_and_failures(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kills = KillsAtAppends(monkeypatch, Account, 4, 11)
+    async with TestCluster(bus, nodes=4, seed=seed) as cluster:
+        kills.cluster = cluster
+        account = cluster.client().ref(Account, "a")
+        pending = []
+        for n in range(24):
+            cluster.store.fail(0.3 if n % 5 == 1 else 0.0)
+            pending.append(account.deposit.deliver(n, within=3600))
+            await cluster.advance(0.3)
+        cluster.store.fail(0.0)
+        for end in pending:
+            await end
+        assert kills.killed == 2
+        assert await account.seen() == list(range(24))
+        assert journal(cluster.store, "a").last == 24
+
+
+async def test_a_delivery_costs_one_append_and_no_snapshot() -> None:
+    async with EntityProbe(Account, "a") as probe:
+        for n in range(1, 4):
+            await probe.ref.deposit.deliver(n)
+        assert probe.store.saves(Account, "a") == 0
+        assert [entry[:1] for entry in journal(probe.store, "a").entries] == [b"\x94"] * 3
+        await probe.ref.transfer.deliver(7)
+        await probe.ask("deposit", 4)
+        written = [entry[:1] for entry in journal(probe.store, "a").entries]
+        assert written[3:] == [b"\x93", b"\x94", b"\x93"]
+
+
+async def test_a_delivery_that_persists_nothing_is_stored_by_a_snapshot() -> None:
+    async with EntityProbe(Account, "a") as probe:
+        with pytest.raises(TooLittle):
+            await probe.ref.withdraw.deliver(5)
+        await probe.ref.nothing.deliver()
+        assert probe.store.saves(Account, "a") == 2
+        assert journal(probe.store, "a").last == 0
+        record = split_record(probe.store._server.data.states["account", "a"].data)[0]
+        [row] = DeliveryRecord.of(record).done.values()
+        assert row.seq == 2
+
+
+async def test_a_replay_makes_the_record_of_deliveries_again() -> None:
+    """Of the snapshot's record and the journal behind it, in the order of their use."""
+    async with EntityProbe(Account, "a") as probe:
+        clients = [probe.cluster.client(f"client-{n}") for n in range(3)]
+        for n in range(7):  # a snapshot comes behind the fifth
+            await clients[n % 3].ref(Account, "a").deposit.deliver(n)
+            await probe.advance(2)
+        await clients[0].ref(Account, "a").deposit.ask(7, key="order-7")
+        await probe.advance(2)
+        await clients[1].ref(Account, "a").deposit.deliver(8)
+        [hosted] = (shard for shard in probe._host.shards.values() if "a" in shard.records)
+        before = hosted.records["a"]
+        await probe.crash()
+        assert await probe.ask("seen") == [*range(9)]
+        [hosted] = (shard for shard in probe._host.shards.values() if "a" in shard.records)
+        after = hosted.records["a"]
+        assert after is not before
+        assert [*after.done.items()] == [*before.done.items()]
+        assert after.results == before.results
+
+
+@pytest.mark.parametrize(
+    "note", [b"", b"\x91\x00", encode_done(None, "k", 1)[:-1], b"\x95\x07\xa1p\x01\x01\x01"]
+)
+async def test_an_unreadable_number_of_a_delivery_keeps_the_entity_from_starting(
+    note: bytes,
+) -> None:
+    async with EntityProbe(Account, "a") as probe:
+        await probe.ask("deposit", 5)
+        await probe.ask("deposit", 6)
+        entries = journal(probe.store, "a").entries
+        entries[1] = with_delivery(entries[1], note)
+        await probe.crash()
+        with pytest.raises(EntityFailed, match="the delivery of an event"):
+            await probe.ask("balance")
+
+
+@bus.entity(name="invoice", shards=10)
+class Invoice(EventSourced):
+    """Reminds itself of a payment before it persists."""
+
+    state: Balance
+
+    @event
+    def deposited(self, event: Deposited) -> None:
+        self.state.amount += event.amount
+
+    @handler
+    async def send(self, amount: int) -> None:
+        await self.context.remind("due", handler="expire", after="1h")
+        await self.persist(Deposited(amount))
+
+    @handler
+    def expire(self) -> None:
+        """Do nothing."""
+
+    @handler
+    def due(self) -> list[str]:
+        return [reminder.name for reminder in self.context.reminders()]
+
+
+async def test_a_reminder_that_a_delivery_sets_is_stored_before_its_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a crash between the two would lose the reminder: the delivery is not handled again."""
+    kills = KillsAtAppends(monkeypatch, Invoice, 1)
+    async with TestCluster(bus, nodes=2) as cluster:
+        kills.cluster = cluster
+        invoice = cluster.client().ref(Invoice, "a")
+        await invoice.send.deliver(7, within=600)
+        assert kills.killed == 1
+        assert await invoice.due() == ["due"]
+        assert journal(cluster.store, "a", "invoice").last == 1
 
 
 async def test_a_snapshot_on_demand() -> None:

@@ -199,6 +199,20 @@ async def test_each_event_of_each_entity_changes_the_state_once_and_in_order() -
         assert number_of(cluster, "ada/exported", "exported") == 6
 
 
+async def test_events_of_deliveries_are_handled_as_all_others() -> None:
+    app = declared()
+    async with TestCluster(app.bus, nodes=2) as cluster:
+        account = cluster.client().ref(app.Account, "ada")
+        await account.deposit.deliver(5)
+        await account.withdraw.ask(2, key="order-1")
+        await account.deposit(7)
+        await cluster.advance(5)
+        assert app_lines(cluster, "ada") == [5, -2, 7]
+        assert number_of(cluster, "ada/statement") == 3
+        assert number_of(cluster, "ada/exported", "exported") == 3
+        assert await cluster.client().ref(app.Bank, "all").total() == (12, 2)
+
+
 async def test_a_projection_that_is_added_later_handles_the_whole_history() -> None:
     old, new = declared(projections=False), declared()
     async with TestCluster(old.bus, nodes=1, seed=2) as cluster:
