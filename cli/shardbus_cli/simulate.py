@@ -60,6 +60,10 @@ WithFailures = Annotated[
 WithDeliveries = Annotated[
     bool, typer.Option("--deliveries", help="With --sharding: deliveries, which take effect once.")
 ]
+WithEvents = Annotated[
+    bool,
+    typer.Option("--events", help="With --sharding: event-sourced entities and a projection."),
+]
 WithDiscovery = Annotated[
     bool,
     typer.Option("--discovery", help="Nodes start at once, and find each other by the store."),
@@ -121,6 +125,7 @@ def simulate(
     kill_at: WithKills = "",
     failing_handlers: WithFailures = 0.0,
     deliveries: WithDeliveries = False,
+    events: WithEvents = False,
     links: WithLinks = "fair",
     jobs: Annotated[
         int, typer.Option(min=1, max=256, help="Processes that run at the same time.")
@@ -153,7 +158,8 @@ def simulate(
     drawn: list[Options | NodeOptions] = list(joining)
     if sharding:
         more = (nodes, seconds, strategy, load, splits or None, handoff, homes, instances, kill_at)
-        drawn = [draw_node_options(n, *more, failing_handlers, links, deliveries) for n in numbers]
+        parts = (failing_handlers, links, deliveries, events)
+        drawn = [draw_node_options(n, *more, *parts) for n in numbers]
     _report(drawn, jobs, as_json)
 
 

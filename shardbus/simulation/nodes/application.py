@@ -32,6 +32,12 @@ from shardbus.sharding.handoff_modes import MODES, HandoffMode
 from shardbus.simulation.membership.options import ROLE
 from shardbus.simulation.nodes.checker import DeliveryChecker, SentMessage
 from shardbus.simulation.nodes.delivering import DELIVERED, EffectsChecker, declare
+from shardbus.simulation.nodes.event_sourcing import (
+    LEDGER,
+    TALLY,
+    EventChecker,
+    declare_ledgers,
+)
 from shardbus.simulation.nodes.options import NodeOptions
 from shardbus.simulation.nodes.reminders import (
     REMINDED,
@@ -104,6 +110,8 @@ class SimApplication:
         """Of a run with entities that set reminders."""
         self.effects: EffectsChecker
         """Set in runs with deliveries."""
+        self.events: EventChecker
+        """Set in runs with event-sourced entities."""
         self.dice = Random(f"stage {load.seed}")
         self.on_ask: Callable[[SentMessage, SimProcess], object] = lambda message, by: None
         """Called with each ask that is sent, and its process."""
@@ -200,6 +208,10 @@ class SimApplication:
             check = partial(getattr, self, "effects")
             classes[DELIVERED] = declare(self.bus, check, load.shards, other)
             modes[DELIVERED] = MODES[other]
+        if load.events:
+            checker, dice = partial(getattr, self, "events"), Random(f"ledgers {load.seed}")
+            classes |= declare_ledgers(self.bus, checker, load.shards, other, dice)
+            modes |= dict.fromkeys((LEDGER, TALLY), MODES[other])
         if load.on_role:
             of_role = type("OnRole", (plain,), {})
             classes[ON_ROLE] = entity(ON_ROLE, role=ROLE, handoff=mode)(of_role)

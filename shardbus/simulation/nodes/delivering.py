@@ -150,7 +150,7 @@ def declare(bus: ShardBus, checker: Callable[[], EffectsChecker], shards: int, m
 class SimDeliverer:
     """Delivers from one process until it is stopped, or its process ends."""
 
-    def __init__(self, home: SimProcess, checker: EffectsChecker, cls: type, dice: Random) -> None:
+    def __init__(self, home: SimProcess, checker: Any, cls: type, dice: Random) -> None:
         checker.senders += 1
         self.name, self.stopped = f"d{checker.senders}", False
         self._home, self._checker, self._cls, self._dice = home, checker, cls, dice

@@ -13,6 +13,8 @@ from shardbus.errors import StoreError
 from shardbus.store.journal_protocol import Append, JournalPage, JournalStore
 
 Key = tuple[str, str]
+APPENDED = "appended to"
+"""The name of an access that has added entries."""
 
 
 class Request(Protocol):
@@ -48,7 +50,7 @@ class SimJournals:
             outcomes = await self._journals.append(batch)
             for one, page, refused in zip(batch, before, outcomes, strict=True):
                 if refused is None and page.last == one.after:  # else it is a repeat
-                    self._record("appended to", one.kind, one.name, one.fence)
+                    self._record(APPENDED, one.kind, one.name, one.fence)
             return outcomes
 
         outcomes: list[StoreError | None] = await self._request(append)

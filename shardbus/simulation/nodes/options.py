@@ -132,6 +132,8 @@ class NodeOptions:
     """Instances of the entities of a fourth type; 0: there is no such type."""
     deliveries: bool = False
     """Each process delivers to entities that deliver themselves, too."""
+    events: bool = False
+    """Each process sends bookings to event-sourced entities, which have a projection."""
     kill_at: str = ""
     """The phase of a move and the victim of each kill at a phase, as in `stopping/old-home`, or
     `any`."""
@@ -183,6 +185,7 @@ class NodeOptions:
         kills = f" --kill-at {self.kill_at}" if self.kill_at else ""
         own = f" --sharding --load {self.density}{forced}{mode}{homes}{rows}{kills}"
         own += " --deliveries" if self.deliveries else ""
+        own += " --events" if self.events else ""
         own += f" --failing-handlers {self.failing_handlers:g}" if self.failing_handlers else ""
         return self.faults.command() + own
 
@@ -201,12 +204,13 @@ def draw_node_options(
     failing_handlers: float = 0.0,
     links: str = "fair",
     deliveries: bool = False,
+    events: bool = False,
 ) -> NodeOptions:
     """Draw the options of this seed. The number of nodes, the strategy, the density, and whether
     there are splits and stopped nodes, are drawn too if not given. The mode of hand-offs, the
-    way of homes, the number of instances, the part of handlers that fail, and deliveries change no
-    other option; with a direct mode, shards move more often. With kills at phases, most runs have
-    no other fault that ends, separates or stops nodes."""
+    way of homes, the number of instances, the part of handlers that fail, deliveries and events
+    change no other option; with a direct mode, shards move more often. With kills at phases, most
+    runs have no other fault that ends, separates or stops nodes."""
     dice = Random(f"load {seed}")
     times = partial(draw_times, dice)
     moods, allocations = list(STORES), list(ALLOCATIONS)
@@ -239,7 +243,7 @@ def draw_node_options(
     if handoff != "buffer":
         thin = _moving(thin, handoff)
     thin = replace(thin, homes=homes, instances=instances, deliveries=deliveries)
-    thin = replace(thin, failing_handlers=failing_handlers)
+    thin = replace(thin, failing_handlers=failing_handlers, events=events)
     if kill_at:
         thin = _killing(thin, kill_at, at_least=KILLS_NODES if nodes is None else 1)
     if links == "unfair":

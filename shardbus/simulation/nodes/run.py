@@ -51,6 +51,7 @@ from shardbus.simulation.membership.run import (
 from shardbus.simulation.nodes.application import SPREAD, SimApplication, SimSender
 from shardbus.simulation.nodes.checker import DeliveryChecker, unbalanced, waiting
 from shardbus.simulation.nodes.delivering import DELIVERED, EffectsChecker, SimDeliverer
+from shardbus.simulation.nodes.event_sourcing import LEDGER, EventChecker, SimBooker
 from shardbus.simulation.nodes.faults import NodeFaults
 from shardbus.simulation.nodes.move_kills import MoveKills
 from shardbus.simulation.nodes.options import NodeOptions
@@ -89,6 +90,9 @@ class NodeRun:
             dice = Random(f"effects {load.seed}")
             effects = EffectsChecker(self.world, self.checker.broken, dice)
             self.application.effects = effects
+        if load.events:
+            dice = Random(f"bookings {load.seed}")
+            self.application.events = EventChecker(self.world, self.checker.broken, dice)
         self.world.hooks.on_start = self._on_start
         self._checks = Checks(self.world, gentle=False)
         self.fairness = Fairness(self.world, load.faults)
@@ -227,6 +231,10 @@ class NodeRun:
             dice, cls = Random(f"deliverer {self.load.seed} {name}"), DELIVERED
             effects, kinds = self.application.effects, self.application.classes
             self.senders.append(SimDeliverer(home, effects, kinds[cls], dice))
+        if self.load.events:
+            dice, cls = Random(f"booker {self.load.seed} {name}"), LEDGER
+            events, kinds = self.application.events, self.application.classes
+            self.senders.append(SimBooker(home, events, kinds[cls], dice))
 
     # ---- the quiet
 
@@ -258,7 +266,7 @@ class NodeRun:
         for client in self.world.clients.values():
             if client.in_touch and (why := client.waiting()):
                 return why
-        for name in self.world.types:
+        for name in self._coordinated():
             if why := self._disagreement(name, working):
                 return why
         if why := self._unfenced(working):
@@ -268,6 +276,9 @@ class NodeRun:
         if (reminders := self.application.reminders) and (why := reminders.missing()):
             return why
         if self.load.deliveries and (why := self._undelivered()):
+            return why
+        types = self.application.bus.types
+        if self.load.events and (why := self.application.events.unfinished(types)):
             return why
         return self.checker.missing_remembered()
 
@@ -281,6 +292,11 @@ class NodeRun:
             if name == DELIVERED and state.data is not None
         }
         return self.application.effects.unfinished(stored)
+
+    def _coordinated(self) -> list[str]:
+        """Return the types that have a coordinator: those that live within no other."""
+        kinds = self.world.types.items()
+        return [name for name, kind in kinds if kind.interface.within is None]
 
     def _disagreement(self, name: str, working: list[SimNode]) -> str:
         """Return where coordinator, table, store and regions disagree (I6, I7)."""
@@ -330,7 +346,7 @@ class NodeRun:
         never had."""
         written = self.world.store.fences_written
         working = self._working()
-        for name in self.world.types:
+        for name in self._coordinated():
             newest = {
                 coordinator.epoch: coordinator.table_version
                 for r in working

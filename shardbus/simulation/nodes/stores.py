@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 from shardbus.errors import StoreError, StoreUnavailable
 from shardbus.ids import NodeId
-from shardbus.simulation.nodes.journals import SimJournals
+from shardbus.simulation.nodes.journals import APPENDED, SimJournals
 from shardbus.simulation.timeline import Timeline
 from shardbus.simulation.virtual_loop import VirtualLoop
 from shardbus.store.memory import MemoryData, MemoryStore
@@ -60,6 +60,8 @@ class StoreServer:
         self.on_claimed: Callable[[str, int, NodeId], object] = lambda *_: None
         self.on_expired: Callable[[str, str], object] = lambda entity_type, entity_id: None
         """Called with each entity whose state has expired."""
+        self.on_appended: Callable[[str, str, int], object] = lambda kind, name, fence: None
+        """Called with each journal that has new entries, and the fence of their append."""
         self.saves: dict[int, None] = {}
         """Operation ids of the saves that were done: a repeated one does nothing, and is not
         counted."""
@@ -116,6 +118,8 @@ class StoreServer:
         if fence < highest:
             self.on_stale(f"{key} is {what} under fence {fence:x} after {highest:x}")
         self._fences[key] = max(fence, highest)
+        if what == APPENDED:
+            self.on_appended(kind, name, fence)
 
     def record_homes(
         self, entity_type: str, homes: Mapping[str, tuple[NodeId, int] | None]
