@@ -32,6 +32,12 @@ def test_each_reminder_is_called_when_it_is_due(seed: int) -> None:
     assert made.application.reminders.called > 0 or seed > 2  # the few of a run may be forgotten
 
 
+@pytest.mark.long
+def test_a_paused_node_is_not_drained_behind_the_end_of_the_faults() -> None:
+    """The other one left, and waited for homes that no node took."""
+    assert run(3017, seconds=10.0, handoff="drop", kill_at="any")[1] == ""
+
+
 def test_a_run_is_a_function_of_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the runs before it in the process nor the clocks of the machine count."""
     alone, _ = run(43, seconds=5.0, store="failing")

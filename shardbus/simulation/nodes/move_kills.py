@@ -215,9 +215,11 @@ class MoveKills:
         self._world.later(self._dice.uniform(*PROVOKES_S), self._provoke)
 
     def _serve(self, sim_node: SimNode, service: Service) -> None:
+        process = sim_node.process
+        if self._world.now < process.paused_until:
+            return  # it would obey later, perhaps after the end of the faults
         if sim_node.ended_at is None:
             self._mark(sim_node.name, f"is {service.value}")
-            process = sim_node.process
             self._world.deliver(process, ev.SetService(process.id, service))
 
     def _mark(self, name: str, what: str) -> None:

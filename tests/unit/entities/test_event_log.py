@@ -324,7 +324,7 @@ async def test_a_delivery_that_persists_nothing_is_stored_by_a_snapshot() -> Non
         await probe.ref.nothing.deliver()
         assert probe.store.saves(Account, "a") == 2
         assert journal(probe.store, "a").last == 0
-        record = split_record(probe.store._server.data.states["account", "a"].data)[0]
+        record = split_record(probe.store._server.data.states["account", "a"].data or b"")[0]
         [row] = DeliveryRecord.of(record).done.values()
         assert row.seq == 2
 
