@@ -26,6 +26,7 @@ the ratio is taken pair by pair, because shared machines drift.
     python -m benchmarks.queues        queues of work, and their items in a saved state
     python -m benchmarks.loads         first asks of stored entities, beside bare reads
     python -m benchmarks.listing       1,000,000 stored ids, listed by a client
+    python -m benchmarks.reminders     a day of 1,000,000 reminders, in virtual time
     python -m benchmarks.transfer      100,000 states, exported and imported
     python -m benchmarks.redis_cluster saves over one master and over three, in virtual time
     python -m benchmarks.kit           a test of a minute of a cluster, in virtual time

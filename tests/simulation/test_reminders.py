@@ -38,6 +38,11 @@ def test_a_paused_node_is_not_drained_behind_the_end_of_the_faults() -> None:
     assert run(3017, seconds=10.0, handoff="drop", kill_at="any")[1] == ""
 
 
+@pytest.mark.long
+def test_a_survivor_that_is_weakly_up_may_stay_so_below_the_least_number() -> None:
+    assert run(3404, seconds=10.0)[1] == ""
+
+
 def test_a_run_is_a_function_of_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the runs before it in the process nor the clocks of the machine count."""
     alone, _ = run(43, seconds=5.0, store="failing")

@@ -248,8 +248,11 @@ def _removes(a: Process, b: Process) -> bool:
 
 
 def _differs(process: Process, running: list[NodeId], status: Status) -> str:
-    """Return the fault in the process's view, if these nodes run and have that status."""
+    """Return the fault in the process's view, if these nodes run and have that status. Where too
+    few nodes have joined for Up, some may have become WeaklyUp while they were apart."""
     seen = [(m.node, m.status) for m in process.machine.view.members]
+    if status is Status.JOINING:
+        seen = [(node, status if own is Status.WEAKLY_UP else own) for node, own in seen]
     if seen != [(node, status) for node in running]:
         missing = [str(node) for node in running if (node, status) not in seen]
         extra = [f"{node} {status.value}" for node, status in seen if node not in running]
