@@ -97,7 +97,7 @@ def stored(bus: ShardBus, count: int, begins_ms: int, dice: Random) -> ReminderI
         due = begins_ms + dice.randrange(int(DAY_S * 1000))
         entry = type(plain)(plain.name, plain.handler, plain.payload, number, due, due, plain.rule)
         shard = shard_of(entity_id)
-        index.records[entity_id] = shard, due, encoded(EMPTY.setting(entry))
+        index.records[entity_id] = shard, due, encoded(EMPTY.setting(entry)) or b""
         index.due.setdefault(shard, []).append((due, entity_id))
     for entries in index.due.values():
         entries.sort()
@@ -119,9 +119,13 @@ def counted(counts: Counter[str]) -> Callable[[], None]:
 
         return called
 
+    def end() -> None:
+        for name, call in before.items():
+            setattr(SimStore, name, call)
+
     for name, call in before.items():
         setattr(SimStore, name, counting(name, call))
-    return lambda: [setattr(SimStore, name, call) for name, call in before.items()] and None
+    return end
 
 
 async def day(reminders: int, hours: float, nodes: int, shards: int) -> dict[str, Any]:

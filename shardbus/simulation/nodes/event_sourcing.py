@@ -188,6 +188,13 @@ class EventChecker:
         if row_of(sender, seq) not in self.histories[ledger].booked and not self._lied:
             raise self._broken("E2", f"{ledger} answered {seq} of {sender}, which is not stored")
 
+    def events(self, sender: str, seq: int) -> list[object]:
+        """Return the events of a booking."""
+        if self.dice.random() >= MARKS:
+            return [Booked(sender, seq)]
+        events: list[object] = [Booked(sender, seq), Marked()]
+        return events if self.dice.random() < 0.5 else events[::-1]
+
     def fail_sometimes(self) -> None:
         """Raise a planned failure."""
         if self.dice.random() < FAILS:
@@ -248,7 +255,7 @@ def declare_ledgers(
 ) -> dict[str, type]:
     """Declare the types. Returns their classes, by name."""
 
-    class Tally(Entity):
+    class BookingTally(Entity):
         state: Tallied
 
         @handler
@@ -257,7 +264,7 @@ def declare_ledgers(
             self.state.last[ledger] = number
             self.state.counts[ledger] = self.state.counts.get(ledger, 0) + 1
 
-    class Ledger(EventSourced):
+    class BookedLedger(EventSourced):
         state: Book
 
         async def on_start(self) -> None:
@@ -277,7 +284,7 @@ def declare_ledgers(
             check = checker()
             check.on_handled(self.context, self.state, sender, seq)
             check.fail_sometimes()
-            await self.persist(*self.events(sender, seq))
+            await self.persist(*check.events(sender, seq))
             check.fail_sometimes()
 
         @handler
@@ -289,7 +296,7 @@ def declare_ledgers(
             check = checker()
             check.fail_sometimes()
             try:
-                await self.persist(*self.events(sender, seq))
+                await self.persist(*check.events(sender, seq))
             except StoreUnavailable:
                 if check.dice.random() >= CATCHES:
                     raise
@@ -299,21 +306,14 @@ def declare_ledgers(
             check.fail_sometimes()
             return True
 
-        def events(self, sender: str, seq: int) -> list[object]:
-            """Return the events of a booking."""
-            if checker().dice.random() >= MARKS:
-                return [Booked(sender, seq)]
-            events: list[object] = [Booked(sender, seq), Marked()]
-            return events if checker().dice.random() < 0.5 else events[::-1]
-
     options: Any = {"shards": shards, "handoff": mode}
-    bus.entity(TALLY, **options)(Tally)
+    bus.entity(TALLY, **options)(BookingTally)
     bus.entity(
         LEDGER,
         snapshot_after=dice.choice(SNAPSHOT_AFTER),
         events_kept=dice.choice(KEPT),
         **options,
-    )(Ledger)
+    )(BookedLedger)
 
     class Listed(Projection):
         attempts = 0
@@ -323,11 +323,11 @@ def declare_ledgers(
         async def booked(self, event: Booked) -> None:
             checker().fail_sometimes()
             self.state.rows.append(row_of(event.sender, event.seq))
-            self.deliver(self.context.ref(Tally, ALL).add, self.source_id, self.event_number)
+            self.deliver(self.context.ref(BookingTally, ALL).add, self.source_id, self.event_number)
             checker().fail_sometimes()
 
-    bus.projection(of=Ledger, name=LISTED)(Listed)
-    return {LEDGER: Ledger, LISTED: Listed, TALLY: Tally}
+    bus.projection(of=BookedLedger, name=LISTED)(Listed)
+    return {LEDGER: BookedLedger, LISTED: Listed, TALLY: BookingTally}
 
 
 class SimBooker(SimDeliverer):
