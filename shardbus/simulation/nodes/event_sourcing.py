@@ -255,15 +255,6 @@ def declare_ledgers(
 ) -> dict[str, type]:
     """Declare the types. Returns their classes, by name."""
 
-    class BookingTally(Entity):
-        state: Tallied
-
-        @handler
-        def add(self, ledger: str, number: int) -> None:
-            checker().on_tallied(self.state, ledger, number)
-            self.state.last[ledger] = number
-            self.state.counts[ledger] = self.state.counts.get(ledger, 0) + 1
-
     class BookedLedger(EventSourced):
         state: Book
 
@@ -307,13 +298,31 @@ def declare_ledgers(
             return True
 
     options: Any = {"shards": shards, "handoff": mode}
-    bus.entity(TALLY, **options)(BookingTally)
     bus.entity(
         LEDGER,
         snapshot_after=dice.choice(SNAPSHOT_AFTER),
         events_kept=dice.choice(KEPT),
         **options,
     )(BookedLedger)
+    parts = _declare_projection(bus, checker, options, BookedLedger)
+    return {LEDGER: BookedLedger, **parts}
+
+
+def _declare_projection(
+    bus: ShardBus, checker: Callable[[], EventChecker], options: Any, ledger: type
+) -> dict[str, type]:
+    """Declare the projection of the ledgers, and the tally. Returns their classes, by name."""
+
+    class BookingTally(Entity):
+        state: Tallied
+
+        @handler
+        def add(self, ledger: str, number: int) -> None:
+            checker().on_tallied(self.state, ledger, number)
+            self.state.last[ledger] = number
+            self.state.counts[ledger] = self.state.counts.get(ledger, 0) + 1
+
+    bus.entity(TALLY, **options)(BookingTally)
 
     class Listed(Projection):
         attempts = 0
@@ -326,8 +335,8 @@ def declare_ledgers(
             self.deliver(self.context.ref(BookingTally, ALL).add, self.source_id, self.event_number)
             checker().fail_sometimes()
 
-    bus.projection(of=BookedLedger, name=LISTED)(Listed)
-    return {LEDGER: BookedLedger, LISTED: Listed, TALLY: BookingTally}
+    bus.projection(of=ledger, name=LISTED)(Listed)
+    return {LISTED: Listed, TALLY: BookingTally}
 
 
 class SimBooker(SimDeliverer):
