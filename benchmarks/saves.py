@@ -19,7 +19,6 @@ import tempfile
 import time
 from abc import abstractmethod
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import asyncpg  # type: ignore[import-untyped]
@@ -102,12 +101,7 @@ class BareRedis(Bare):
         self._sha = await self._redis.script_load(SCRIPT)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._redis.aclose()
 
     async def _do(self, ids: list[str]) -> None:
@@ -135,12 +129,7 @@ class BarePostgres(Bare):
         self._connection = await asyncpg.connect(self._url)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._connection.close()
 
     async def _do(self, ids: list[str]) -> None:

@@ -15,7 +15,6 @@ import os
 import sys
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Any
 from zlib import crc32
 
@@ -79,12 +78,7 @@ class Product(Side):
         self._calls: dict[str, Any] = {}
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
 
     def _call(self, entity_id: str) -> Any:
@@ -129,12 +123,7 @@ class Raw(Side):
             self._ticked = Ticked(self._socket, self._on_message, self._send)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         if self.name == "raw_ticked":
             self._ticked.close()
         self._context.destroy(0)

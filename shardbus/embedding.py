@@ -41,7 +41,6 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from shardbus.admin.page_table import administer
@@ -136,12 +135,7 @@ class EmbeddedNode:
     async def __aenter__(self) -> EmbeddedNode:
         return await self.start()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.stop()
 
     async def start(self) -> EmbeddedNode:

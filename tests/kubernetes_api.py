@@ -8,7 +8,6 @@ import contextlib
 import json
 import ssl
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tests.certificates import Certificates
@@ -68,12 +67,7 @@ class KubernetesApi:
         self._ends = asyncio.Event()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._ends.set()
         self._server.close()
 

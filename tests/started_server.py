@@ -14,7 +14,6 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
-from types import TracebackType
 from typing import ClassVar, Self
 
 from tests.ports import free_port
@@ -76,12 +75,7 @@ class StartedServer(ABC):
             self._remove()
             raise
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.kill()
         self._remove()
 

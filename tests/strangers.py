@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from types import TracebackType
 
 from tests.waiting import PATIENCE_S
 
@@ -53,12 +52,7 @@ class Stranger:
     def __enter__(self) -> Stranger:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.socket.close()
 
     def _read(self, size: int) -> bytes:

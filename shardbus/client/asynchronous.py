@@ -18,7 +18,6 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from secrets import token_hex
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
@@ -204,12 +203,7 @@ class AsyncClient(Towards):
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     if not TYPE_CHECKING:

@@ -250,12 +250,7 @@ class Client(BlockingTowards):
             atexit.register(self.close)
             return vars(self)[name]
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -597,12 +592,7 @@ class BlockingOutbox:
         self._run(self._outbox.__aenter__)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def send(self, call: Any, /, *args: Any, **kwargs: Any) -> None:

@@ -30,7 +30,6 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import count
-from types import TracebackType
 from typing import Any
 
 from shardbus.config.settings import DeliverySettings
@@ -146,12 +145,7 @@ class ClientOutbox:
             self._tasks.spawn(work())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def send(self, call: Any, /, *args: Any, **kwargs: Any) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import secrets
 from pathlib import Path
-from types import TracebackType
 
 from shardbus.errors import ConfigError
 from shardbus.quantities import counted
@@ -80,12 +79,7 @@ class BackupWriter:
         except OSError as error:
             raise self._unwritable(error) from error
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._file.close()
         self._part.unlink(missing_ok=True)
 

@@ -190,13 +190,8 @@ class TestCluster:
     async def __aenter__(self) -> TestCluster:
         return self.__enter__()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.__exit__(kind, error, trace)
+    async def __aexit__(self, *error: Any) -> None:
+        self.__exit__(*error)
 
     def note(self) -> str:
         """Return how to repeat this run, and its last events."""

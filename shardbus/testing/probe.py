@@ -7,7 +7,6 @@ in production. Other entities that it asks run there, too, or fakes of them.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
-from types import TracebackType
 from typing import Any, Generic, TypeVar, cast
 
 from shardbus.app import ShardBus
@@ -57,24 +56,14 @@ class EntityProbe(Generic[E]):
             self.store.put(self.kind, self.entity_id, self._state)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.cluster.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self.cluster.__exit__(*error)
 
     async def __aenter__(self) -> EntityProbe[E]:
         return self.__enter__()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.__exit__(kind, error, trace)
+    async def __aexit__(self, *error: Any) -> None:
+        self.__exit__(*error)
 
     # ---- messages
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 import httpx
@@ -59,12 +58,7 @@ class Nodes:
     async def __aenter__(self) -> Nodes:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         for client in self._clients:
             await client.close()
         await asyncio.gather(*(node.close() for node in self.all))

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from itertools import pairwise
-from types import TracebackType
 
 import msgspec
 
@@ -55,12 +54,7 @@ class Savers:
         await self.proceed("the first answers")
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._ends = True
         await asyncio.gather(*self._tasks)
 
