@@ -21,6 +21,7 @@ app = typer.Typer(help="Messages that no handler received, and their replay.", n
 COLUMNS = ("id", "at", "type", "entity", "method", "reason", "sender", "bytes", "trace")
 LISTED, LETTERS_MAX = 100, 1000
 FAILED_SHOWN = 20
+MISSING = ", whose letters are missing"
 
 Kind = Annotated[str, typer.Option("--type", metavar="TYPE", help="Only of this entity type.")]
 Reason = Annotated[str, typer.Option(metavar="REASON", help="Only those dropped for this reason.")]
@@ -39,16 +40,13 @@ def list_(
 ) -> None:
     """List the last dropped messages of every node, newest first; exit code 4 if one did not
     answer."""
-    asked = NodeHttp(node)
-    text = asked.get("v1", "dead-letters", **_filter(kind, reason, since), limit=limit)
-    answer = asked.parse(text)
-    if as_json:
-        output.data(text)
-    else:
+    query = _filter(kind, reason, since)
+    answer = NodeHttp(node).read("v1", "dead-letters", **query, limit=limit)
+    if not answer.printed(as_json):
         _table(answer["letters"])
         if answer["more"]:
             output.note(f"there are more: --limit {min(10 * limit, LETTERS_MAX)}, or --since")
-    _check_silent(answer)
+    answer.check_silent(MISSING)
 
 
 @app.command()
@@ -81,8 +79,7 @@ def replay(
             "`shardbus dead-letters list` shows them",
             code=ExitCode.USAGE,
         )
-    asked = NodeHttp(node)
-    text = asked.post(
+    answer = NodeHttp(node).post(
         "v1",
         "dead-letters",
         "replay",
@@ -92,15 +89,12 @@ def replay(
         answered="true" if answered else None,
         dry_run=None if yes else "true",
     )
-    answer = asked.parse(text)
-    if as_json:
-        output.data(text)
-    else:
+    if not answer.printed(as_json):
         _report(answer)
     if answer["failed"]:
         failed = len(answer["failed"])
         raise CommandFailure(output.counted(failed, "letter was not sent", "letters were not sent"))
-    _check_silent(answer)
+    answer.check_silent(MISSING)
 
 
 def _filter(kind: str, reason: str, since: float) -> dict[str, Any]:
@@ -127,11 +121,3 @@ def _report(answer: dict[str, Any]) -> None:
         output.note(f"{answer['without_body']} left out: their bodies were not kept")
     if answer["more"]:
         output.note("there are more: repeat it, or raise --limit")
-
-
-def _check_silent(answer: dict[str, Any]) -> None:
-    if silent := answer["silent"]:
-        names = ", ".join(silent)
-        raise CommandFailure(
-            f"no answer from {names}, whose letters are missing", code=ExitCode.UNREACHABLE
-        )

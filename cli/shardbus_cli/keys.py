@@ -168,15 +168,10 @@ def reload(
     as_json: AsJson = False,
 ) -> None:
     """Let every node read the file of its secret again, as SIGHUP does for one."""
-    asked = NodeHttp(node)
-    text = asked.post("v1", "keys", "reload", node=member)
-    answer = asked.parse(text)
-    if as_json:
-        output.data(text)
-    else:
+    answer = NodeHttp(node).post("v1", "keys", "reload", node=member)
+    if not answer.printed(as_json):
         output.table(("node", "changed", "keys", "error"), answer["nodes"])
-    if silent := answer["silent"]:
-        raise CommandFailure("no answer from " + ", ".join(silent), code=ExitCode.UNREACHABLE)
+    answer.check_silent()
     if any(row["error"] for row in answer["nodes"]):
         raise CommandFailure("a node could not read its file", "see the column ERROR")
 

@@ -31,16 +31,12 @@ def limit(
     settings again; exit code 4 if a node did not answer."""
     asked = NodeHttp(node)
     if most is None:
-        text = asked.get("v1", "limit", entity_type)
+        answer = asked.read("v1", "limit", entity_type)
     else:
-        text = asked.post("v1", "limit", entity_type, limit=_number(most), node=on)
-    answer = asked.parse(text)
-    if as_json:
-        output.data(text)
-    else:
+        answer = asked.post("v1", "limit", entity_type, limit=_number(most), node=on)
+    if not answer.printed(as_json):
         output.table(("node", "limit", "entities", "evicted"), answer["nodes"])
-    if silent := answer["silent"]:
-        raise CommandFailure("no answer from " + ", ".join(silent), code=ExitCode.UNREACHABLE)
+    answer.check_silent()
 
 
 def _number(text: str) -> int:

@@ -58,9 +58,7 @@ def shutdown_region(
 ) -> None:
     """Move all shards of one type off a node, which hosts that type no more until it restarts;
     exit code 7 if it still hosts some after the timeout."""
-    asked = NodeHttp(node)
-    text = asked.post("v1", "nodes", member, "shutdown-region", type=entity_type)
-    answer = asked.parse(text)
+    answer = NodeHttp(node).post("v1", "nodes", member, "shutdown-region", type=entity_type)
     _wait_until_empty(node, answer, timeout, as_json, entity_type)
 
 
@@ -95,8 +93,7 @@ def _wait_until_empty(
 
 
 def _post(url: str, member: str, action: str) -> dict[str, Any]:
-    asked = NodeHttp(url)
-    return asked.parse(asked.post("v1", "nodes", member, action))
+    return NodeHttp(url).post("v1", "nodes", member, action)
 
 
 def _shards(url: str, node: str, entity_type: str | None = None) -> dict[str, int]:

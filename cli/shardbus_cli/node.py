@@ -281,9 +281,6 @@ def down(
 
 
 def _act(url: str, member: str, action: str, as_json: bool, **query: object) -> None:
-    asked = NodeHttp(url)
-    text = asked.post("v1", "nodes", member, action, **query)
-    if as_json:
-        output.data(text)
-    else:
-        output.facts({"node": member, "action": action, **asked.parse(text)})
+    page = NodeHttp(url).post("v1", "nodes", member, action, **query)
+    if not page.printed(as_json):
+        output.facts({"node": member, "action": action, **page})

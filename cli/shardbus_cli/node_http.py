@@ -10,9 +10,11 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
+from shardbus_cli import output
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from urllib.request import HTTPSHandler
 
 TIMEOUT_S = 5.0
@@ -57,6 +59,31 @@ def own_token() -> str:
         ) from None
 
 
+class Page(dict[str, Any]):
+    """The answer of a node as an object, with its text."""
+
+    def __init__(self, facts: Mapping[str, Any], text: str) -> None:
+        super().__init__(facts)
+        self.text = text
+
+    def printed(self, as_json: bool) -> bool:
+        """Print the text unchanged, with --json. Returns True then."""
+        if as_json:
+            output.data(self.text)
+        return as_json
+
+    def check_silent(self, consequence: str = "") -> None:
+        """Check that every node has answered.
+
+        Raises:
+            CommandFailure: a node did not answer the node of this page.
+        """
+        if silent := self.get("silent"):
+            raise CommandFailure(
+                f"no answer from {', '.join(silent)}{consequence}", code=ExitCode.UNREACHABLE
+            )
+
+
 class NodeHttp:
     """The HTTP of one node, by its URL."""
 
@@ -78,7 +105,7 @@ class NodeHttp:
         """Return the text of the answer, unchanged. Each part of the path is quoted by itself."""
         return self._ask("GET", path, query)[1]
 
-    def read(self, *path: str, **query: object) -> dict[str, Any]:
+    def read(self, *path: str, **query: object) -> Page:
         """Return the answer as an object."""
         return self.parse(self.get(*path, **query))
 
@@ -87,19 +114,19 @@ class NodeHttp:
         status, text = self._ask("GET", (name,), {}, accepted=503)
         return status == 200, text
 
-    def post(self, *path: str, **query: object) -> str:
-        """Return the text of the answer to a write."""
-        return self._ask("POST", path, query)[1]
+    def post(self, *path: str, **query: object) -> Page:
+        """Return the answer to a write."""
+        return self.parse(self._ask("POST", path, query)[1])
 
     def post_json(self, body: str, *path: str, **query: object) -> str:
         """Return the text of the answer to a write that sends JSON."""
         return self._ask("POST", path, query, body=body)[1]
 
-    def delete(self, *path: str, **query: object) -> str:
-        """Return the text of the answer to a removal."""
-        return self._ask("DELETE", path, query)[1]
+    def delete(self, *path: str, **query: object) -> Page:
+        """Return the answer to a removal."""
+        return self.parse(self._ask("DELETE", path, query)[1])
 
-    def parse(self, text: str) -> dict[str, Any]:
+    def parse(self, text: str) -> Page:
         """Return an answer as an object.
 
         Raises:
@@ -115,7 +142,7 @@ class NodeHttp:
                 START_HINT,
                 code=ExitCode.UNREACHABLE,
             )
-        return found
+        return Page(found, text)
 
     def _ask(
         self,

@@ -18,7 +18,7 @@ from shardbus_cli import output
 from shardbus_cli.app_and_cluster import NamedCluster
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.journal import with_journals
-from shardbus_cli.node_http import NodeHttp
+from shardbus_cli.node_http import NodeHttp, Page
 from shardbus_cli.parameters import NODE_URL, AppOfCluster, AsJson, ClusterName, NodeUrl
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="The outboxes of clients, and their end.", no_args_is_help=True)
 
 LISTED = 100
+MAY_BE_OPEN = ": an outbox may be open through them"
 COLUMNS = ("name", "pending", "age", "type", "id", "method", "open", "producer")
 MESSAGES = ("number", "taken", "type", "id", "method", "bytes")
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the outbox.")]
@@ -55,19 +56,14 @@ def list_(
     """List the outboxes that are open or have messages, the one with the oldest message first; exit
     code 4 if a node did not answer."""
     if store is None:
-        asked = NodeHttp(node)
-        text = asked.get("v1", "outboxes", limit=limit)
-        answer = asked.parse(text)
+        answer = NodeHttp(node).read("v1", "outboxes", limit=limit)
     else:
         answer = _read(store, NamedCluster(cluster, app, node).name, _list_of(limit))
-        text = json.dumps(answer)
-    if as_json:
-        output.data(text)
-    else:
+    if not answer.printed(as_json):
         output.table(COLUMNS, answer["outboxes"])
         if answer["more"]:
             output.note(f"there are more: --limit {min(10 * limit, 1000)}")
-    _check_silent(answer)
+    answer.check_silent(MAY_BE_OPEN)
 
 
 @app.command()
@@ -83,32 +79,23 @@ def show(
 ) -> None:
     """Show one outbox and its messages, without their arguments."""
     if store is None:
-        asked = NodeHttp(node)
-        text = asked.get("v1", "outboxes", name, limit=limit, after=after or None)
-        answer = asked.parse(text)
+        answer = NodeHttp(node).read("v1", "outboxes", name, limit=limit, after=after or None)
     else:
         answer = _read(store, NamedCluster(cluster, app, node).name, _one(name, after, limit))
-        text = json.dumps(answer)
-    if as_json:
-        output.data(text)
-    else:
+    if not answer.printed(as_json):
         output.table(MESSAGES, answer["messages"])
         output.note(_told(answer))
         if answer["messages"] and len(answer["messages"]) < answer["pending"]:
             output.note(f"there may be more: --after {answer['messages'][-1]['number']}")
-    _check_silent(answer)
+    answer.check_silent(MAY_BE_OPEN)
 
 
 @app.command()
 def retry(name: Name, node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
     """Let a node deliver the messages of an outbox that no process has open; exit code 1 if some
     are left."""
-    asked = NodeHttp(node)
-    text = asked.post("v1", "outboxes", name, "retry")
-    answer = asked.parse(text)
-    if as_json:
-        output.data(text)
-    else:
+    answer = NodeHttp(node).post("v1", "outboxes", name, "retry")
+    if not answer.printed(as_json):
         output.note(f"{output.counted(answer['confirmed'], 'message')} confirmed")
         for reason, count in answer["failed"].items():
             output.note(f"{count} given up, {reason}: `shardbus dead-letters list` has them")
@@ -135,24 +122,20 @@ def drop(
     asked = NodeHttp(node)
     if not yes:
         after, limit = (number - 1, 1) if number else (0, LISTED)
-        text = asked.get("v1", "outboxes", name, limit=limit, after=after or None)
-        answer = asked.parse(text)
+        answer = asked.read("v1", "outboxes", name, limit=limit, after=after or None)
         rows = [one for one in answer["messages"] if number in (None, one["number"])]
         if number and not rows:
             raise CommandFailure(f"{name!r} has no message {number}", code=ExitCode.REFUSED)
-        if as_json:
-            output.data(text)
+        if answer.printed(as_json):
             return
         output.table(MESSAGES, rows)
         count = len(rows) if number else answer["pending"]
         output.note(f"{count} would be given up: repeat with --yes")
         return
-    text = asked.delete("v1", "outboxes", name, number=number)
-    if as_json:
-        output.data(text)
-        return
-    answer = asked.parse(text)
-    output.note(f"{output.counted(answer['dropped'], 'message')} given up, {answer['left']} left")
+    answer = asked.delete("v1", "outboxes", name, number=number)
+    if not answer.printed(as_json):
+        dropped = output.counted(answer["dropped"], "message")
+        output.note(f"{dropped} given up, {answer['left']} left")
 
 
 def _told(answer: dict[str, Any]) -> str:
@@ -191,19 +174,12 @@ def _one(
 
 def _read(
     url: str, cluster: str, step: Callable[[StoredOutboxes], Awaitable[dict[str, Any]]]
-) -> dict[str, Any]:
+) -> Page:
     """Return the answer of a step on the outboxes of the store."""
     from shardbus.store.outboxes import StoredOutboxes
 
     async def read(store: StateStore, journals: JournalStore) -> dict[str, Any]:
         return await step(StoredOutboxes(store, journals, time.time))
 
-    return with_journals(url, cluster, read)
-
-
-def _check_silent(answer: dict[str, Any]) -> None:
-    if silent := answer["silent"]:
-        names = ", ".join(silent)
-        raise CommandFailure(
-            f"no answer from {names}: an outbox may be open through them", code=ExitCode.UNREACHABLE
-        )
+    answer = with_journals(url, cluster, read)
+    return Page(answer, json.dumps(answer))

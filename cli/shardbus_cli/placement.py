@@ -51,13 +51,10 @@ def rebalance(
             )
         _plan(node, entity_type, as_json)
         return
-    asked = NodeHttp(node)
     paused = None if pause is None else str(pause).lower()
-    text = asked.post("v1", "rebalance", entity_type, pause=paused, moves=moves)
-    if as_json:
-        output.data(text)
-    else:
-        output.facts(asked.parse(text))
+    answer = NodeHttp(node).post("v1", "rebalance", entity_type, pause=paused, moves=moves)
+    if not answer.printed(as_json):
+        output.facts(answer)
 
 
 def stop(
@@ -76,7 +73,7 @@ def stop(
     stopped: list[str] = []
     stopping = shards
     while stopping:
-        answer = asked.parse(asked.post("v1", "stop", entity_type, shard=stopping))
+        answer = asked.post("v1", "stop", entity_type, shard=stopping)
         stopped += answer["stopped"]
         stopping = answer["stopping"]
         if time.monotonic() >= deadline:
@@ -110,11 +107,8 @@ def place(
         _check_place(text)
     asked = NodeHttp(node)
     path = ("v1", "places", entity_type)
-    text = asked.post(*path, set=places) if places else asked.get(*path)
-    answer = asked.parse(text)
-    if as_json:
-        output.data(text)
-    else:
+    answer = asked.post(*path, set=places) if places else asked.read(*path)
+    if not answer.printed(as_json):
         output.table(("shard", "place", "node"), answer.get("places", ()))
 
 
@@ -134,11 +128,8 @@ def _check_place(text: str) -> None:
 
 
 def _plan(url: str, entity_type: str, as_json: bool, **query: object) -> None:
-    asked = NodeHttp(url)
-    text = asked.get("v1", "plan", entity_type, **query)
-    answer: dict[str, Any] = asked.parse(text)
-    if as_json:
-        output.data(text)
+    answer = NodeHttp(url).read("v1", "plan", entity_type, **query)
+    if answer.printed(as_json):
         return
     output.table(("node", "before", "after"), [_named(row) for row in answer["nodes"]])
     moves, plans = len(answer["moves"]), answer["rounds"]

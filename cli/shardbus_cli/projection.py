@@ -30,12 +30,9 @@ Source = Annotated[
 @app.command("list")
 def list_(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
     """List the projections, and how far they are behind."""
-    asked = NodeHttp(node)
-    text = asked.get("v1", "projections")
-    if as_json:
-        output.data(text)
+    answer = NodeHttp(node).read("v1", "projections")
+    if answer.printed(as_json):
         return
-    answer = asked.parse(text)
     output.table(("name", "of", "shards", *FIGURES), answer["projections"])
     _say_silent(answer)
 
@@ -51,18 +48,14 @@ def show(
     """Show a projection on each node and where it fails, or its place in one journal."""
     asked = NodeHttp(node)
     if entity_id is not None:
-        text = asked.get("v1", "projections", name, entity_id)
-        if as_json:
-            output.data(text)
-            return
-        columns = ("id", "node", "state", "handled", "last", "behind", "number", "error")
-        output.table(columns, [asked.parse(text)])
+        answer = asked.read("v1", "projections", name, entity_id)
+        if not answer.printed(as_json):
+            columns = ("id", "node", "state", "handled", "last", "behind", "number", "error")
+            output.table(columns, [answer])
         return
-    text = asked.get("v1", "projections", name, limit=limit)
-    if as_json:
-        output.data(text)
+    answer = asked.read("v1", "projections", name, limit=limit)
+    if answer.printed(as_json):
         return
-    answer = asked.parse(text)
     output.table(("node", "shards", *FIGURES), answer["nodes"])
     if answer["failing"]:
         output.table(("id", "node", "state", "number", "attempts", "error"), answer["failing"])
@@ -74,12 +67,9 @@ def retry(
     name: Name, entity_id: Source = None, node: NodeUrl = NODE_URL, as_json: AsJson = False
 ) -> None:
     """Try failed events again at once: of one entity, or of all."""
-    asked = NodeHttp(node)
-    text = asked.post("v1", "projections", name, "retry", id=entity_id)
-    if as_json:
-        output.data(text)
+    answer = NodeHttp(node).post("v1", "projections", name, "retry", id=entity_id)
+    if answer.printed(as_json):
         return
-    answer = asked.parse(text)
     output.note(f"{answer['retried']} retried")
     _say_silent(answer)
 
@@ -95,9 +85,9 @@ def skip(
     as_json: AsJson = False,
 ) -> None:
     """Skip an event for ever: the next one of an entity."""
-    asked = NodeHttp(node)
-    text = asked.post("v1", "projections", name, "skip", id=entity_id, number=number)
-    output.data(text) if as_json else output.note(f"event {number} of {entity_id!r} is passed over")
+    path = ("v1", "projections", name, "skip")
+    if not NodeHttp(node).post(*path, id=entity_id, number=number).printed(as_json):
+        output.note(f"event {number} of {entity_id!r} is passed over")
 
 
 @app.command()
@@ -119,7 +109,7 @@ def rewind(
     refused: list[dict[str, Any]] = []
     while True:
         query = {"missing": str(missing).lower(), "id": entity_id, "after": after or None}
-        answer = asked.parse(asked.post("v1", "projections", name, "rewind", **query))
+        answer = asked.post("v1", "projections", name, "rewind", **query)
         rewound += answer["rewound"]
         refused += answer["refused"]
         after = answer["next"] or ""

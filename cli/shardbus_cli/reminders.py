@@ -28,12 +28,9 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List the entities that have reminders, those first that are due first."""
-    asked = NodeHttp(node)
-    text = asked.get("v1", "reminders", kind, limit=limit)
-    if as_json:
-        output.data(text)
+    answer = NodeHttp(node).read("v1", "reminders", kind, limit=limit)
+    if answer.printed(as_json):
         return
-    answer = asked.parse(text)
     output.table(("id", "shard", "due", "late"), answer["reminders"])
     if answer["more"]:
         output.note(f"there are more: --limit {10 * limit}")
@@ -44,13 +41,10 @@ def show(
     kind: EntityType, entity_id: EntityId, node: NodeUrl = NODE_URL, as_json: AsJson = False
 ) -> None:
     """Show the reminders of one entity."""
-    asked = NodeHttp(node)
-    text = asked.get("v1", "reminders", kind, entity_id)
-    if as_json:
-        output.data(text)
-        return
-    columns = ("name", "handler", "due", "number", "every", "cron", "tz", "late")
-    output.table(columns, asked.parse(text)["reminders"])
+    answer = NodeHttp(node).read("v1", "reminders", kind, entity_id)
+    if not answer.printed(as_json):
+        columns = ("name", "handler", "due", "number", "every", "cron", "tz", "late")
+        output.table(columns, answer["reminders"])
 
 
 @app.command()
@@ -64,10 +58,7 @@ def cancel(
     as_json: AsJson = False,
 ) -> None:
     """Cancel the reminders of one entity, or one of them."""
-    asked = NodeHttp(node)
-    text = asked.delete("v1", "reminders", kind, entity_id, name=name)
-    if as_json:
-        output.data(text)
-        return
-    names = asked.parse(text)["cancelled"]
-    output.note(f"{len(names)} cancelled" + (f": {', '.join(names)}" if names else ""))
+    answer = NodeHttp(node).delete("v1", "reminders", kind, entity_id, name=name)
+    if not answer.printed(as_json):
+        names = answer["cancelled"]
+        output.note(f"{len(names)} cancelled" + (f": {', '.join(names)}" if names else ""))

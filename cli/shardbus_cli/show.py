@@ -21,13 +21,8 @@ cluster_app = typer.Typer(help="The cluster as a whole.", no_args_is_help=True)
 
 def _page(url: str, as_json: bool, *path: str, **query: object) -> dict[str, Any]:
     """Return the page. With --json, print it unchanged and return an empty one."""
-    node = NodeHttp(url)
-    text = node.get(*path, **query)
-    answer = node.parse(text)
-    if not as_json:
-        return answer
-    output.data(text)
-    return {}
+    page = NodeHttp(url).read(*path, **query)
+    return {} if page.printed(as_json) else page
 
 
 def _total(counts: object) -> int:
@@ -72,12 +67,9 @@ def shutdown(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
 
 
 def _write(url: str, as_json: bool, action: str, **query: object) -> None:
-    asked = NodeHttp(url)
-    text = asked.post("v1", "cluster", action, **query)
-    if as_json:
-        output.data(text)
-    else:
-        output.facts(asked.parse(text))
+    page = NodeHttp(url).post("v1", "cluster", action, **query)
+    if not page.printed(as_json):
+        output.facts(page)
 
 
 def nodes(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
@@ -182,22 +174,14 @@ def entities(
 ) -> None:
     """List the entities in memory, one page at a time; exit code 4 if a node did not answer."""
     query = {"shard": shard, "prefix": prefix or None, "limit": limit, "cursor": cursor}
-    asked = NodeHttp(node)
-    text = asked.get("v1", "entities", entity_type, **query)
-    answer = asked.parse(text)
-    if as_json:
-        output.data(text)
-    else:
+    answer = NodeHttp(node).read("v1", "entities", entity_type, **query)
+    if not answer.printed(as_json):
         rows = answer.get("entities", ())
         several = any("instance" in row for row in rows)
         output.table(("id", *(("instance",) if several else ()), "shard", "node"), rows)
         if answer.get("next"):
             output.note(f"more: --cursor {answer['next']}")
-    if silent := answer.get("silent"):
-        names = ", ".join(silent)
-        raise CommandFailure(
-            f"no answer from {names}, whose entities are missing", code=ExitCode.UNREACHABLE
-        )
+    answer.check_silent(", whose entities are missing")
 
 
 def load(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:

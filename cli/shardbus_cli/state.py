@@ -131,11 +131,10 @@ def show(
     if store is None:
         store = _stopped(named, node)
     if store is None:
-        asked = NodeHttp(node)
-        text = asked.get("v1", "state", kind, entity_id)
-        if not asked.parse(text)["bytes"]:
+        answer = NodeHttp(node).read("v1", "state", kind, entity_id)
+        if not answer["bytes"]:
             raise _no_state(kind, entity_id)
-        output.data(text)
+        output.data(answer.text)
         return
 
     async def one(opened: StateStore) -> bytes | None:
@@ -229,12 +228,10 @@ def _row(entity_id: str, data: bytes) -> dict[str, Any]:
 
 def _list_by_node(node: str, kind: str, as_json: bool, **query: object) -> None:
     """Print one page of ids as a node lists them."""
-    asked = NodeHttp(node)
-    text = asked.get("v1", "stored", kind, **{key: value or None for key, value in query.items()})
-    if as_json:
-        output.data(text)
+    set_ones = {key: value or None for key, value in query.items()}
+    answer = NodeHttp(node).read("v1", "stored", kind, **set_ones)
+    if answer.printed(as_json):
         return
-    answer = asked.parse(text)
     output.table(("id", "shard"), answer["stored"])
     if answer["next"] is not None:
         output.note(f"there are more: --cursor '{answer['next']}'")

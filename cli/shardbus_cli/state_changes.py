@@ -95,7 +95,7 @@ def remove(
 ) -> None:
     """Remove the state of one entity, which starts again without one."""
     if store is None:
-        output.data(NodeHttp(node).delete("v1", "state", kind, entity_id, revision=revision))
+        output.data(NodeHttp(node).delete("v1", "state", kind, entity_id, revision=revision).text)
         return
     _check_by_node(revision)
     named = NamedCluster(cluster, app, node, by_app=True)

@@ -101,7 +101,9 @@ class Watched:
         return self._nodes.read(self._read)
 
     def _read(self, asked: NodeHttp) -> Pages:
-        found = {name: asked.read("v1", name) for name in ("cluster", "nodes", "types", "load")}
+        found: Pages = {
+            name: asked.read("v1", name) for name in ("cluster", "nodes", "types", "load")
+        }
         for name in ("overview", "findings"):
             try:
                 found[name] = asked.read("v1", name)

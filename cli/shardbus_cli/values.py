@@ -43,12 +43,9 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List the keys that have a value."""
-    asked = NodeHttp(node)
-    text = asked.get("v1", "values", prefix=prefix or None, limit=limit)
-    if as_json:
-        output.data(text)
+    answer = NodeHttp(node).read("v1", "values", prefix=prefix or None, limit=limit)
+    if answer.printed(as_json):
         return
-    answer = asked.parse(text)
     for row in answer["values"]:
         output.data(row["key"])
     if answer["more"]:
@@ -58,12 +55,9 @@ def list_(
 @app.command()
 def get(key: Key, r: Read = None, node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
     """Print one value as JSON. Exit code 1 if there is none."""
-    asked = NodeHttp(node)
-    text = asked.get("v1", "values", key, r=r)
-    if as_json:
-        output.data(text)
+    answer = NodeHttp(node).read("v1", "values", key, r=r)
+    if answer.printed(as_json):
         return
-    answer = asked.parse(text)
     if answer["kind"] is None:
         raise CommandFailure(f"{key!r} has no value")
     output.data(json.dumps(answer["value"], ensure_ascii=False))
@@ -90,14 +84,13 @@ def put(
 @app.command()
 def remove(key: Key, w: Write = None, node: NodeUrl = NODE_URL) -> None:
     """Delete a value, whatever its kind."""
-    output.data(NodeHttp(node).delete("v1", "values", key, w=w))
+    output.data(NodeHttp(node).delete("v1", "values", key, w=w).text)
 
 
 @app.command()
 def ring(key: Key, node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
     """List the replicas that hold a key."""
-    asked = NodeHttp(node)
-    replicas = asked.read("v1", "values", key)["replicas"]
+    replicas = NodeHttp(node).read("v1", "values", key)["replicas"]
     if as_json:
         output.data(json.dumps(replicas))
         return
