@@ -32,7 +32,7 @@ from shardbus.wire.disk_frames import (
     encode_disk_answer,
     encode_disk_request,
 )
-from shardbus.wire.replica_frames import ReplicaFrame, encode_ring
+from shardbus.wire.replica_frames import ReplicaFrame, encode_body
 
 ROW_BYTES = 460
 """Memory of a row, beside its key and its state: measured."""
@@ -110,7 +110,7 @@ class DiskExchange:
     def _carry_out(self, effects: list[AskDisk]) -> None:
         for disk, request in effects:
             if isinstance(request, AdoptRing):
-                self._send(disk, ReplicaFrame.ADOPT, encode_ring(request.ring))
+                self._send(disk, ReplicaFrame.ADOPT, encode_body(request.ring))
             else:
                 self._send(disk, ReplicaFrame.DIGESTS, encode_disk_request(request))
 

@@ -74,12 +74,9 @@ from shardbus.wire.replica_frames import (
     decode_head,
     decode_report,
     decode_ring,
+    encode_body,
     encode_head,
     encode_reply,
-    encode_report,
-    encode_ring,
-    encode_shown,
-    encode_welcome,
 )
 
 log = GuardedLog("shardbus.store")
@@ -287,7 +284,7 @@ class ReplicaServer:
                 self._log_check.ask(connection)
             case ReplicaFrame.SHOW:
                 shown = ShownBody(self._turns.status, self._standing.life.votes, self.waits_for)
-                self._send(connection, ReplicaFrame.SHOWN, encode_shown(shown))
+                self._send(connection, ReplicaFrame.SHOWN, encode_body(shown))
             case _:
                 self._drop("unexpected")
 
@@ -338,7 +335,7 @@ class ReplicaServer:
             self._send(connection, ReplicaFrame.WANTED, b"", own.number)
 
     def _send_ring(self, connection: bytes, ring: ReplicaRing) -> None:
-        self._send(connection, ReplicaFrame.RING, encode_ring(ring), ring.number)
+        self._send(connection, ReplicaFrame.RING, encode_body(ring), ring.number)
 
     def _more(self, request: Request) -> int:
         """Return how many more bytes of memory the row takes with the value of this request."""
@@ -377,7 +374,7 @@ class ReplicaServer:
 
     def _welcome(self, connection: bytes) -> None:
         welcome = WelcomeBody(self._disk.id, self._turns.stored.ring, self.waits_for)
-        self._send(connection, ReplicaFrame.WELCOME, encode_welcome(welcome))
+        self._send(connection, ReplicaFrame.WELCOME, encode_body(welcome))
 
     def lingers(self) -> bool:
         """True if stores still need this replica. Notices stores that ended without a GOODBYE."""
@@ -423,7 +420,7 @@ class ReplicaServer:
     # ---- other replicas
 
     def _report(self) -> bytes:
-        return encode_report(self._standing.report(self._turns.stored, None))
+        return encode_body(self._standing.report(self._turns.stored, None))
 
     def _on_report(self, body: bytes, connection: bytes | None) -> None:
         """Take a report, and answer it after the sync if it came by the listener."""
@@ -434,7 +431,7 @@ class ReplicaServer:
 
             def answer() -> None:
                 answering = self._standing.report(self._turns.stored, verdict)
-                self._send(connection, ReplicaFrame.REPORT, encode_report(answering))
+                self._send(connection, ReplicaFrame.REPORT, encode_body(answering))
 
             self._turns.after_sync(answer)
         self._turns.soon()

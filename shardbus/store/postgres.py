@@ -36,7 +36,7 @@ from shardbus.store.postgres_urls import PostgresConnection, PostgresUrl
 from shardbus.store.protocol import Due, Lease, Save, StoredTable, new_identity
 from shardbus.store.repair import RawFence, RawTable
 from shardbus.store.rows import Row, check_fence, epoch_of, table_of
-from shardbus.store.server_clock import ServerClock, clock_offset
+from shardbus.store.server_clock import ServerClock, clock_offset, milliseconds
 from shardbus.store.server_watch import PROBE_S, ServerWatch
 from shardbus.store.urls import mask_url
 
@@ -436,7 +436,7 @@ class PostgresStore:
 
     async def acquire_lease(self, name: str, owner: str, ttl: float) -> Lease | None:
         [row] = await self._link.call(
-            sql.ACQUIRE_LEASE, self._cluster, name, owner, _milliseconds(ttl), self._limit(ttl)
+            sql.ACQUIRE_LEASE, self._cluster, name, owner, milliseconds(ttl), self._limit(ttl)
         )
         return Lease(name, owner, row["counter"]) if row["granted"] else None
 
@@ -447,7 +447,7 @@ class PostgresStore:
             lease.name,
             lease.owner,
             lease.counter,
-            _milliseconds(ttl),
+            milliseconds(ttl),
             self._limit(ttl),
         )
         return bool(renewed)
@@ -461,7 +461,7 @@ class PostgresStore:
         """Return the server's time at which a lease may be taken as ended, in ms; None if only the
         server knows."""
         limit = self._clock.limit(ttl, machine_clock())
-        return None if limit is None else _milliseconds(limit)
+        return None if limit is None else milliseconds(limit)
 
     # Repair
 
@@ -547,7 +547,3 @@ def _homes(rows: Sequence[Any]) -> Iterator[Row]:
     for row in rows:
         if row["shard"] is not None:
             yield row["shard"], row["node"], row["fence"]
-
-
-def _milliseconds(seconds: float) -> int:
-    return max(1, round(seconds * 1000))

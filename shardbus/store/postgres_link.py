@@ -220,14 +220,7 @@ class PostgresLink:
         return False
 
     def _refuse(self, call: _Call, trouble: Trouble) -> None:
-        if not call.answer.done():
-            call.answer.set_exception(
-                StoreUnavailable(
-                    f"{self._shown} {trouble.what}",
-                    hint=trouble.hint,
-                    definite=trouble.definite and not call.in_doubt,
-                )
-            )
+        trouble.refuse(call.answer, self._shown, in_doubt=call.in_doubt)
 
     def _keep(self, connection: PostgresConnection) -> None:
         if self._open and not connection.is_closed():

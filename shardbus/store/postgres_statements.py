@@ -60,6 +60,26 @@ class Statement(msgspec.Struct, frozen=True):
         return self.source.replace("@", f'"{schema}".')
 
 
+def read_only(source: str) -> Statement:
+    """Return a statement that writes nothing."""
+    return Statement(source, writes=False)
+
+
+def signed(source: str) -> Statement:
+    """Return a statement that writes session and sequence into its rows."""
+    return Statement(source, signed=True)
+
+
+def signed_and_counted(source: str) -> Statement:
+    """Return a signed statement whose answer is the number of rows written."""
+    return Statement(source, signed=True, counts=True)
+
+
+def counted(source: str) -> Statement:
+    """Return a statement whose answer is the number of rows written."""
+    return Statement(source, counts=True)
+
+
 VERSION = Statement("SELECT number FROM @version", writes=False)
 
 # One transaction, because it is sent as one text. The lock makes concurrent first starts wait.
@@ -111,8 +131,7 @@ SELECT pg_catalog.pg_is_in_recovery() AS standby,
 SERVER_PROCESS = "SELECT 1 WHERE pg_catalog.pg_backend_pid() = %d"
 
 # $1 schema
-SETTINGS = Statement(
-    """
+SETTINGS = read_only("""
 SELECT current_setting('server_version_num')::int AS version,
   current_setting('server_version') AS version_text,
   current_setting('server_encoding') AS encoding,
@@ -122,22 +141,17 @@ SELECT current_setting('server_version_num')::int AS version,
   (SELECT string_agg(c.relname, ', ' ORDER BY c.relname)
    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
    WHERE n.nspname = $1 AND c.relkind = 'r' AND c.relpersistence <> 'p') AS unlogged
-""",
-    writes=False,
-)
+""")
 
 # $1 schema, $2 tables. The rights that the user lacks.
-RIGHTS = Statement(
-    """
+RIGHTS = read_only("""
 SELECT c.relname AS name, p.name AS may
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 CROSS JOIN unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS p(name)
 WHERE n.nspname = $1 AND c.relname = ANY($2::text[])
   AND NOT pg_catalog.has_table_privilege(c.oid, p.name)
 ORDER BY 1, 2
-""",
-    writes=False,
-)
+""")
 
 _NOW = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 
@@ -159,33 +173,25 @@ RETURNING identity
 """)
 
 # $1 cluster, $2 type. A row for each home, and one with an empty shard for a table without homes.
-LOAD_TABLE = Statement(
-    """
+LOAD_TABLE = read_only("""
 SELECT t.epoch, t.layout, t.claimer, t.op_id, t.version, h.shard, h.node, h.fence
 FROM @shard_table t LEFT JOIN @home h
   ON h.cluster = t.cluster AND h.type = t.type AND h.node IS NOT NULL
 WHERE t.cluster = $1 AND t.type = $2
-""",
-    writes=False,
-)
+""")
 
 # $3 cluster, $4 type, $5 epoch, $6 layout, $7 the version of the row that was read, 0 for none.
 # Writes only if nothing has changed since, so that the decision of the reader still holds.
-CLAIM_EPOCH = Statement(
-    """
+CLAIM_EPOCH = signed_and_counted("""
 INSERT INTO @shard_table AS t (cluster, type, epoch, layout, claimer, seq, version)
 VALUES ($3, $4, $5, $6, $1, $2, 1)
 ON CONFLICT (cluster, type) DO UPDATE SET epoch = excluded.epoch, layout = excluded.layout,
   claimer = excluded.claimer, seq = excluded.seq, version = t.version + 1
 WHERE t.version = $7
-""",
-    signed=True,
-    counts=True,
-)
+""")
 
 # $3 cluster, $4 type, $5 epoch, $6 op, $7 shards, $8 nodes, NULL for none, $9 fences
-WRITE_HOMES = Statement(
-    """
+WRITE_HOMES = signed("""
 WITH held AS (
   UPDATE @shard_table SET op_id = $6, seq = $2, version = version + 1
   WHERE cluster = $3 AND type = $4 AND epoch = $5 AND claimer = $1 AND seq < $2
@@ -197,9 +203,7 @@ put AS (
   FROM unnest($7::text[], $8::text[], $9::bigint[]) AS u(shard, node, fence), held
   ON CONFLICT (cluster, type, shard) DO UPDATE SET node = excluded.node, fence = excluded.fence)
 SELECT count(*) AS written FROM held
-""",
-    signed=True,
-)
+""")
 
 # $1 cluster, $2 type
 REMOVE_TABLE = Statement("""
@@ -211,8 +215,7 @@ SELECT count(node) AS homes FROM gone
 """)
 
 # $3 cluster, $4 type, $5 ids, each once, $6 fences. Returns the rows that were loaded.
-LOAD_STATES = Statement(
-    """
+LOAD_STATES = signed("""
 INSERT INTO @entity AS e (cluster, type, id, fence, session, seq)
 SELECT $3, $4, u.id, u.fence, $1, $2
 FROM unnest($5::text[], $6::bigint[]) AS u(id, fence) ORDER BY u.id COLLATE "C"
@@ -221,19 +224,15 @@ ON CONFLICT (cluster, type, id) DO UPDATE SET fence = excluded.fence, session = 
 WHERE e.fence < excluded.fence
   OR (e.fence = excluded.fence AND NOT (e.session = excluded.session AND e.seq > excluded.seq))
 RETURNING id, data
-""",
-    signed=True,
-)
+""")
 
 # $1 cluster, $2 type, $3 ids
-FENCES = Statement(
-    "SELECT id, fence FROM @entity WHERE cluster = $1 AND type = $2 AND id = ANY($3::text[])",
-    writes=False,
+FENCES = read_only(
+    "SELECT id, fence FROM @entity WHERE cluster = $1 AND type = $2 AND id = ANY($3::text[])"
 )
 
 # $3 cluster, $4 types, $5 ids, each entity once, $6 fences, $7 ops, $8 states, NULL to remove
-SAVE_STATES = Statement(
-    """
+SAVE_STATES = signed_and_counted("""
 INSERT INTO @entity AS e (cluster, type, id, fence, session, seq, op_id, data)
 SELECT $3, u.type, u.id, u.fence, $1, $2, u.op_id, u.data
 FROM unnest($4::text[], $5::text[], $6::bigint[], $7::bigint[], $8::bytea[])
@@ -243,10 +242,7 @@ ON CONFLICT (cluster, type, id) DO UPDATE SET fence = excluded.fence, session = 
   seq = excluded.seq, op_id = excluded.op_id, data = excluded.data, idle_since = NULL
 WHERE e.op_id IS DISTINCT FROM excluded.op_id AND (e.fence < excluded.fence
   OR (e.fence = excluded.fence AND NOT (e.session = excluded.session AND e.seq > excluded.seq)))
-""",
-    signed=True,
-    counts=True,
-)
+""")
 
 # $3 cluster, $4 types, $5 ids, each entity once, $6 fences, $7 ops, $8 states, NULL to remove,
 # $9 shards, $10 when the first reminder is due, 0 for none, $11 the records. As SAVE_STATES, under
@@ -285,53 +281,38 @@ SAVE_REMINDERS = Statement(_SAVE_REMINDED % "e.data", signed=True)
 """The same, and the states stay."""
 
 # $1 cluster, $2 types, $3 shards. A row for each, in order.
-LIST_FENCES_OF = Statement(
-    """
+LIST_FENCES_OF = read_only("""
 SELECT f.fence FROM unnest($2::text[], $3::text[]) WITH ORDINALITY AS u(type, shard, place)
 LEFT JOIN @shard_fence f ON f.cluster = $1 AND f.type = u.type AND f.shard = u.shard
 ORDER BY u.place
-""",
-    writes=False,
-)
+""")
 
 # $1 cluster, $2 type, $3 ids
-LOAD_REMINDERS = Statement(
-    """
+LOAD_REMINDERS = read_only("""
 SELECT id, record FROM @reminder WHERE cluster = $1 AND type = $2 AND id = ANY($3::text[])
-""",
-    writes=False,
-)
+""")
 
 # $1 cluster, $2 type, $3 shard, $4 the time and $5 the id to begin after, $6 limit
-PAGE_DUE = Statement(
-    """
+PAGE_DUE = read_only("""
 SELECT due, id FROM @reminder
 WHERE cluster = $1 AND type = $2 AND shard = $3 AND due > 0 AND (due, id) > ($4::bigint, $5)
 ORDER BY due, id LIMIT $6
-""",
-    writes=False,
-)
+""")
 
 # $1 cluster, $2 type. Looks once into the index for each shard.
-DUE_SHARDS = Statement(
-    """
+DUE_SHARDS = read_only("""
 SELECT f.shard FROM @shard_fence f WHERE f.cluster = $1 AND f.type = $2 AND EXISTS (
   SELECT 1 FROM @reminder r
   WHERE r.cluster = f.cluster AND r.type = f.type AND r.shard = f.shard AND r.due > 0)
-""",
-    writes=False,
-)
+""")
 
 # $1 cluster, $2 types, $3 ids. Why saves were not written: a row for each, in order.
-SAVED = Statement(
-    """
+SAVED = read_only("""
 SELECT e.fence, e.op_id
 FROM unnest($2::text[], $3::text[]) WITH ORDINALITY AS u(type, id, place)
 LEFT JOIN @entity e ON e.cluster = $1 AND e.type = u.type AND e.id = u.id
 ORDER BY u.place
-""",
-    writes=False,
-)
+""")
 
 _SIGN_LIST = """
 INSERT INTO @shard_fence AS f (cluster, type, shard, fence, session, seq)
@@ -344,17 +325,14 @@ RETURNING f.session, f.seq
 """
 
 # $3 cluster, $4 type, $5 shard, $6 fence, $7 ids
-REMEMBER = Statement(
-    f"""
+REMEMBER = signed(f"""
 WITH held AS ({_SIGN_LIST}),
 put AS (
   INSERT INTO @remembered (cluster, type, shard, id)
   SELECT $3, $4, $5, u.id FROM unnest($7::text[]) AS u(id), held
   ON CONFLICT DO NOTHING)
 SELECT count(*) AS written FROM held
-""",
-    signed=True,
-)
+""")
 
 # $3 cluster, $4 type, $5 shard, $6 fence. The first step of forgetting: no earlier statement of
 # this sender can add to the list any more. Returns the signature.
@@ -374,30 +352,23 @@ SELECT count(*) AS written FROM held
 """)
 
 # $1 cluster, $2 type, $3 shard
-LIST_FENCE = Statement(
-    "SELECT fence FROM @shard_fence WHERE cluster = $1 AND type = $2 AND shard = $3",
-    writes=False,
+LIST_FENCE = read_only(
+    "SELECT fence FROM @shard_fence WHERE cluster = $1 AND type = $2 AND shard = $3"
 )
 
 # $1 cluster, $2 type, $3 shard, $4 the id to begin after, $5 limit
-PAGE_REMEMBERED = Statement(
-    """
+PAGE_REMEMBERED = read_only("""
 SELECT id FROM @remembered
 WHERE cluster = $1 AND type = $2 AND shard = $3 AND id > $4 ORDER BY id LIMIT $5
-""",
-    writes=False,
-)
+""")
 
 # $1 cluster, $2 type
-REMEMBERED_SHARDS = Statement(
-    """
+REMEMBERED_SHARDS = read_only("""
 SELECT f.shard FROM @shard_fence f
 WHERE f.cluster = $1 AND f.type = $2 AND EXISTS (SELECT 1 FROM @remembered r
   WHERE r.cluster = f.cluster AND r.type = f.type AND r.shard = f.shard)
 ORDER BY f.shard
-""",
-    writes=False,
-)
+""")
 
 # The time of a statement is read once, before it waits for the row: `excluded.expires` less its
 # length. An earlier time frees no lease too soon and lets none last longer than its holder thinks.
@@ -421,44 +392,32 @@ RETURNING owner = $3 AS granted, counter
 """)
 
 # $1 cluster, $2 name, $3 owner, $4 counter, $5 ttl in ms, $6 the limit in ms or NULL
-RENEW_LEASE = Statement(
-    f"""
+RENEW_LEASE = counted(f"""
 UPDATE @lease SET expires = {_NOW} + $5::bigint, ttl = $5::bigint
 WHERE cluster = $1 AND name = $2 AND owner = $3 AND counter = $4
   AND expires > least({_NOW}, $6::bigint)
-""",
-    counts=True,
-)
+""")
 
 # $1 cluster, $2 name, $3 owner, $4 counter
-RELEASE_LEASE = Statement(
-    """
+RELEASE_LEASE = counted("""
 UPDATE @lease SET owner = NULL WHERE cluster = $1 AND name = $2 AND owner = $3 AND counter = $4
-""",
-    counts=True,
-)
+""")
 
 # $1 cluster, $2 type, $3 the id to begin at, $4 whether without that one, $5 limit of rows. Rows
 # without a state count, too, because most may have none.
-PAGE_STORED = Statement(
-    """
+PAGE_STORED = read_only("""
 SELECT id, data IS NOT NULL AS stored FROM @entity
 WHERE cluster = $1 AND type = $2 AND id >= $3 AND NOT ($4::boolean AND id = $3)
 ORDER BY id LIMIT $5
-""",
-    writes=False,
-)
+""")
 
 # $1 cluster, $2 type, $3 ids. Each id is looked up by the primary key. With `id = ANY($3)`, a plan
 # that was made while the table was small reads all rows of the type, until the next ANALYZE.
-READ_STATES = Statement(
-    """
+READ_STATES = read_only("""
 SELECT named.id, found.data FROM unnest($3::text[]) AS named(id)
 CROSS JOIN LATERAL (
   SELECT data FROM @entity WHERE cluster = $1 AND type = $2 AND id = named.id LIMIT 1) AS found
-""",
-    writes=False,
-)
+""")
 
 # $1 cluster, $2 type, $3 ids, $4 now, $5 since. A state is removed if it is idle since $5 or
 # longer; otherwise the time of the first call is kept.
@@ -477,12 +436,9 @@ RETURNING e.id, e.data IS NULL AS removed
 
 # Repair. The cluster is stopped, so no signature or operation of an earlier write matters any more.
 
-ENTITY_FENCES = Statement(
-    """
+ENTITY_FENCES = read_only("""
 SELECT id, fence FROM @entity WHERE cluster = $1 AND type = $2 AND id > $3 ORDER BY id LIMIT $4
-""",
-    writes=False,
-)
+""")
 LIST_FENCES = Statement(
     "SELECT shard, fence FROM @shard_fence WHERE cluster = $1 AND type = $2", writes=False
 )

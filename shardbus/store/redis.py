@@ -68,6 +68,7 @@ from shardbus.store.rows import (
     fence_of,
     table_of,
 )
+from shardbus.store.server_clock import milliseconds
 from shardbus.store.server_watch import ServerWatch
 from shardbus.store.urls import mask_url
 
@@ -490,7 +491,7 @@ class RedisStore:
         self, entity_type: str, entity_ids: Sequence[str], now: float, since: float
     ) -> list[str]:
         removed: list[str] = []
-        times = (_milliseconds(now), _milliseconds(since))
+        times = (milliseconds(now), milliseconds(since))
         for first in range(0, len(entity_ids), READ_KEYS):
             found = await self._find(entity_type, entity_ids[first : first + READ_KEYS])
             keys = [key for key in found if key is not None]
@@ -557,7 +558,7 @@ class RedisStore:
             scripts.ACQUIRE_LEASE,
             (self._keys.lease(name),),
             owner,
-            _milliseconds(ttl),
+            milliseconds(ttl),
             self._limit(ttl),
         )
         return None if counter is None else Lease(name, owner, int(counter))
@@ -568,7 +569,7 @@ class RedisStore:
             (self._keys.lease(lease.name),),
             lease.owner,
             lease.counter,
-            _milliseconds(ttl),
+            milliseconds(ttl),
             self._limit(ttl),
         )
         return bool(renewed)
@@ -657,7 +658,7 @@ class RedisStore:
         server knows."""
         clock = self._servers.clock
         limit = clock.limit(ttl, machine_clock()) if clock is not None else None
-        return "" if limit is None else _milliseconds(limit)
+        return "" if limit is None else milliseconds(limit)
 
     async def _remember(
         self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int, add: str
@@ -724,7 +725,3 @@ def _rows(flat: list[bytes]) -> Iterator[Row]:
 
 def _wide(number: int) -> str:
     return str(check_fence(number)).zfill(FENCE_WIDTH)
-
-
-def _milliseconds(seconds: float) -> int:
-    return max(1, round(seconds * 1000))

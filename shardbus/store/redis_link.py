@@ -498,14 +498,7 @@ class RedisLink:
         self._disconnect()
 
     def _refuse(self, call: _Call, trouble: Trouble) -> None:
-        if not call.answer.done():
-            call.answer.set_exception(
-                StoreUnavailable(
-                    f"{self._shown} {trouble.what}",
-                    hint=trouble.hint,
-                    definite=trouble.definite and not call.in_doubt,
-                )
-            )
+        trouble.refuse(call.answer, self._shown, in_doubt=call.in_doubt)
 
     def _disconnect(self) -> None:
         client, self._client = self._client, None

@@ -140,10 +140,19 @@ local function late(signed)
 end
 """
 
+
+def signed_script(source: str) -> Script:
+    """Return a script that signs its writes: it begins with LATE."""
+    return Script(LATE + source)
+
+
+def reading_script(source: str) -> Script:
+    """Return a script that writes nothing."""
+    return Script(source, writes=False)
+
+
 # KEYS table, homes; ARGV 3 epoch, 4 layout
-CLAIM_EPOCH = Script(
-    LATE
-    + """
+CLAIM_EPOCH = signed_script("""
 local t = redis.call('HMGET', KEYS[1], 'epoch', 'layout', 'claimer')
 local epoch, layout, claimer = t[1], t[2], t[3]
 if not (epoch == ARGV[3] and layout == ARGV[4] and claimer == session) then
@@ -155,23 +164,17 @@ if not (epoch == ARGV[3] and layout == ARGV[4] and claimer == session) then
     'sign', session .. seq)
 end
 return {'ok', ARGV[3], ARGV[4], redis.call('HGETALL', KEYS[2])}
-"""
-)
+""")
 
 # KEYS table, homes
-LOAD_TABLE = Script(
-    """
+LOAD_TABLE = reading_script("""
 local t = redis.call('HMGET', KEYS[1], 'epoch', 'layout')
 if not t[1] then return false end
 return {'ok', t[1], t[2], redis.call('HGETALL', KEYS[2])}
-""",
-    writes=False,
-)
+""")
 
 # KEYS table, homes; ARGV 3 epoch, 4 op, then shard and home in turn, the home empty for none
-WRITE_HOMES = Script(
-    LATE
-    + """
+WRITE_HOMES = signed_script("""
 local t = redis.call('HMGET', KEYS[1], 'epoch', 'op', 'sign', 'claimer')
 if t[2] == ARGV[4] then return {'ok'} end
 if t[1] ~= ARGV[3] or t[4] ~= session then return {'stale', t[1] or '0'} end
@@ -185,8 +188,7 @@ for i = 5, #ARGV, 2 do
 end
 redis.call('HSET', KEYS[1], 'op', ARGV[4], 'sign', session .. seq)
 return {'ok'}
-"""
-)
+""")
 
 # KEYS table, homes
 REMOVE_TABLE = Script("return redis.call('DEL', KEYS[2])")
@@ -343,8 +345,7 @@ return found
 )
 
 # KEYS due; ARGV 3 the time and 4 the id to begin after, 5 limit. Returns id and time in turn.
-PAGE_DUE = Script(
-    """
+PAGE_DUE = reading_script("""
 local after, id, limit = ARGV[3], ARGV[4], tonumber(ARGV[5])
 local first, found = 0, {}
 if redis.call('ZSCORE', KEYS[1], id) == after then
@@ -364,9 +365,7 @@ while #found < 2 * limit do
   first = first + limit
 end
 return found
-""",
-    writes=False,
-)
+""")
 
 # KEYS due of shards. Returns 1 for each that has entries.
 ANY_DUE = Script(
@@ -385,9 +384,7 @@ return found
 ADD_LIST = Script("return redis.call('HSET', KEYS[1], ARGV[3], '1')")
 
 # KEYS list, remembered; ARGV 3 fence, 4 '1' to add or '0' to remove, then entity ids
-REMEMBER = Script(
-    LATE
-    + """
+REMEMBER = signed_script("""
 local v = redis.call('HGET', KEYS[1], 'v')
 if v then
   local fence = v:sub(1, 19)
@@ -403,8 +400,7 @@ for i = 5, #ARGV do
   end
 end
 return {'ok'}
-"""
-)
+""")
 
 # KEYS remembered; ARGV 3 the lowest id in ZRANGEBYLEX's notation, 4 limit
 PAGE_REMEMBERED = Script(
@@ -467,12 +463,9 @@ if redis.call('HLEN', KEYS[1]) == 0 then redis.call('HSET', KEYS[1], 'keys', '2'
 """
 
 # KEYS probe. Returns the version of the keys, empty if the store has nothing.
-VERSION = Script(
-    """
+VERSION = reading_script("""
 return redis.call('HGET', KEYS[1], 'keys') or (redis.call('HLEN', KEYS[1]) > 0 and '1' or '')
-""",
-    writes=False,
-)
+""")
 
 # KEYS probe; ARGV 3 the version of the keys, once all are moved
 SET_VERSION = Script("return redis.call('HSET', KEYS[1], 'keys', ARGV[3])")

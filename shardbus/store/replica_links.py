@@ -46,9 +46,9 @@ from shardbus.wire.replica_frames import (
     decode_ring,
     decode_shown,
     decode_welcome,
+    encode_body,
     encode_call,
     encode_head,
-    encode_ring,
 )
 
 log = GuardedLog("shardbus.store")
@@ -177,7 +177,7 @@ class ReplicaLinks:
 
     def adopt(self, ring: ReplicaRing, disks: Collection[int]) -> None:
         """Send a ring to these disks."""
-        head, body = encode_head(ReplicaFrame.ADOPT, self._mark), encode_ring(ring)
+        head, body = encode_head(ReplicaFrame.ADOPT, self._mark), encode_body(ring)
         for link in self.links.values():
             if link.up and link.disk in disks:
                 link.connection.send(head, body)

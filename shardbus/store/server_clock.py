@@ -65,6 +65,11 @@ class ServerClock:
         return now + self._offsets[-1][1] if self._offsets else None
 
 
+def milliseconds(seconds: float) -> int:
+    """Return seconds as whole milliseconds, at least one."""
+    return max(1, round(seconds * 1000))
+
+
 def clock_offset(server: float, asked_at: float, answered_at: float) -> float:
     """Return by how many seconds a server's wall clock is ahead of this machine's, 0 if it may be
     right. It was read between these two times of this machine's wall clock."""

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import msgspec
+
+from shardbus.errors import StoreUnavailable
 
 
 class Trouble(msgspec.Struct, frozen=True):
@@ -13,3 +18,10 @@ class Trouble(msgspec.Struct, frozen=True):
     hint: str = ""
     again: bool = False
     definite: bool = True
+
+    def refuse(self, answer: asyncio.Future[Any], shown: str, *, in_doubt: bool) -> None:
+        """Let a call of the store `shown` fail. `in_doubt`: the server may have run it before."""
+        if not answer.done():
+            definite = self.definite and not in_doubt
+            text = f"{shown} {self.what}"
+            answer.set_exception(StoreUnavailable(text, hint=self.hint, definite=definite))

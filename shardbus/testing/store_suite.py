@@ -635,11 +635,8 @@ class ReminderTests:
     """Tests of reminders, if the store keeps them."""
 
     async def test_reminders_are_saved_with_the_state(
-        self, store: StateStore, other: StateStore
+        self, store: StateStore, other: StateStore, keeps: ReminderStore
     ) -> None:
-        keeps = reminder_store(other)
-        if keeps is None:
-            return  # an optional ability
         assert await store.save_states([reminding("a", 1, 5000, 1, data=b"one")]) == [None]
         assert await keeps.load_reminders("counter", "7", ["a", "b"]) == [b"5000", None]
         assert await due_in(keeps) == [(5000, "a")]
@@ -651,11 +648,8 @@ class ReminderTests:
         assert await other.load_state("counter", "7", "a", 1) == b"three"
 
     async def test_reminders_alone_leave_the_state(
-        self, store: StateStore, other: StateStore
+        self, store: StateStore, other: StateStore, keeps: ReminderStore
     ) -> None:
-        keeps = reminder_store(other)
-        if keeps is None:
-            return  # an optional ability
         saves = [save("a", 1, b"state", 1), reminding("a", 1, 9, 2), reminding("b", 1, 7, 3)]
         assert await store.save_states(saves) == [None] * 3
         assert await due_in(keeps) == [(7, "b"), (9, "a")]
@@ -664,11 +658,8 @@ class ReminderTests:
         assert await stored(other) == ["a"]
 
     async def test_the_index_is_sorted_and_comes_in_pages(
-        self, store: StateStore, other: StateStore
+        self, store: StateStore, keeps: ReminderStore
     ) -> None:
-        keeps = reminder_store(other)
-        if keeps is None:
-            return  # an optional ability
         entries = [(1 + n % 5, name) for n, name in enumerate(NASTY_IDS)]
         entries += [(6, f"e-{n:03}") for n in range(40)]
         saves = [reminding(name, 1, due, n) for n, (due, name) in enumerate(entries, 1)]
@@ -684,20 +675,16 @@ class ReminderTests:
         assert set(await keeps.due_shards("counter")) >= {"7", "8"}
         assert await keeps.due_shards("another") == []
 
-    async def test_a_later_due_time_replaces_the_earlier(self, store: StateStore) -> None:
-        keeps = reminder_store(store)
-        if keeps is None:
-            return  # an optional ability
+    async def test_a_later_due_time_replaces_the_earlier(
+        self, store: StateStore, keeps: ReminderStore
+    ) -> None:
         for op_id, due in enumerate((50, 20, 70), 1):
             assert await store.save_states([reminding("a", 1, due, op_id)]) == [None]
             assert await due_in(keeps) == [(due, "a")]
 
     async def test_reminders_stay_when_the_state_expires(
-        self, store: StateStore, other: StateStore
+        self, store: StateStore, other: StateStore, keeps: ReminderStore
     ) -> None:
-        keeps = reminder_store(other)
-        if keeps is None:
-            return  # an optional ability
         assert await store.save_states([reminding("a", 1, 5000, 1, data=b"one")]) == [None]
         assert await other.expire_states("counter", ["a"], 1000, 900) == []
         assert await other.expire_states("counter", ["a"], 1100, 1000) == ["a"]
@@ -707,11 +694,8 @@ class ReminderTests:
         assert await due_in(keeps) == [(5000, "a")]
 
     async def test_an_old_home_cannot_change_reminders(
-        self, store: StateStore, other: StateStore
+        self, store: StateStore, other: StateStore, keeps: ReminderStore
     ) -> None:
-        keeps = reminder_store(other)
-        if keeps is None:
-            return  # an optional ability
         await store.add_remembered("counter", "7", [], 5)
         assert (
             await store.save_states([reminding("a", 5, 10, 1), reminding("b", 5, 11, 2)])
@@ -729,11 +713,8 @@ class ReminderTests:
         assert await due_in(keeps) == [(10, "a"), (12, "b")]
 
     async def test_a_reminder_whose_answer_was_lost_is_set_once(
-        self, store: StateStore, other: StateStore
+        self, store: StateStore, other: StateStore, keeps: ReminderStore
     ) -> None:
-        keeps = reminder_store(store)
-        if keeps is None:
-            return  # an optional ability
         first = reminding("a", 1, 10, 1)
         assert await store.save_states([first]) == [None]
         assert await other.save_states([first]) == [None]
@@ -845,3 +826,11 @@ class StoreSuite(
         await store.start()
         yield store
         await store.close()
+
+    @pytest.fixture
+    def keeps(self, other: StateStore) -> ReminderStore:
+        """Return the reminders of the other store, an optional ability."""
+        keeps = reminder_store(other)
+        if keeps is None:
+            pytest.skip("this store keeps no reminders")
+        return keeps

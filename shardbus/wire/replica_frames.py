@@ -403,23 +403,6 @@ class ReportBody(msgspec.Struct, array_like=True, frozen=True):
     verdict: DiskVerdict | None = None
 
 
-_read_report = msgspec.msgpack.Decoder(ReportBody).decode
-
-
-def encode_report(report: ReportBody) -> bytes:
-    """Return the body of a REPORT."""
-    return _pack(report)
-
-
-def decode_report(body: bytes) -> ReportBody:
-    """Return the report.
-
-    Raises:
-        msgspec.MsgspecError: it is none.
-    """
-    return _read_report(body)
-
-
 class WelcomeBody(msgspec.Struct, array_like=True, frozen=True):
     """The facts of a replica. `waits_for`: the replicas for which it waits before it serves, and
     why; empty if it serves."""
@@ -427,23 +410,6 @@ class WelcomeBody(msgspec.Struct, array_like=True, frozen=True):
     disk: int
     ring: ReplicaRing
     waits_for: str
-
-
-_read_ring = msgspec.msgpack.Decoder(ReplicaRing).decode
-
-
-def encode_ring(ring: ReplicaRing) -> bytes:
-    """Return the body of a RING or an ADOPT."""
-    return _pack(ring)
-
-
-def decode_ring(body: bytes) -> ReplicaRing:
-    """Return the ring.
-
-    Raises:
-        msgspec.MsgspecError: it is none.
-    """
-    return _read_ring(body)
 
 
 class ShownBody(msgspec.Struct, array_like=True, frozen=True):
@@ -455,35 +421,10 @@ class ShownBody(msgspec.Struct, array_like=True, frozen=True):
     waits_for: str
 
 
-_read_shown = msgspec.msgpack.Decoder(ShownBody).decode
-
-
-def encode_shown(shown: ShownBody) -> bytes:
-    """Return the body of a SHOWN."""
-    return _pack(shown)
-
-
-def decode_shown(body: bytes) -> ShownBody:
-    """Return the place of the disk.
-
-    Raises:
-        msgspec.MsgspecError: it is none.
-    """
-    return _read_shown(body)
-
-
-_read_welcome = msgspec.msgpack.Decoder(WelcomeBody).decode
-
-
-def encode_welcome(welcome: WelcomeBody) -> bytes:
-    """Return the body of a WELCOME."""
-    return _pack(welcome)
-
-
-def decode_welcome(body: bytes) -> WelcomeBody:
-    """Return the facts of the replica.
-
-    Raises:
-        msgspec.MsgspecError: it is none.
-    """
-    return _read_welcome(body)
+encode_body = _pack
+"""Return the body of a REPORT, RING, ADOPT, SHOWN or WELCOME."""
+decode_report = msgspec.msgpack.Decoder(ReportBody).decode
+"""Return the report of a REPORT. Raises msgspec.MsgspecError, as the others, if it is none."""
+decode_ring = msgspec.msgpack.Decoder(ReplicaRing).decode
+decode_shown = msgspec.msgpack.Decoder(ShownBody).decode
+decode_welcome = msgspec.msgpack.Decoder(WelcomeBody).decode

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from shardbus.error_text import shown, text_of, type_name
 from shardbus.ids import NodeId
-from shardbus.sharding.allocation.strategies import AllocationStrategy, Move, fill
+from shardbus.sharding.allocation.strategies import AllocationStrategy, Move, fill, to_fewest
 from shardbus.sharding.table import ShardTable
 from shardbus.tasks.interrupts import raise_interrupt
 
@@ -119,15 +119,7 @@ class FewestShards:
 
     __slots__ = ()
 
-    def allocate(
-        self,
-        table: ShardTable,
-        loads: Mapping[str, float],
-        shards: Sequence[str],
-        candidates: Collection[NodeId],
-    ) -> dict[str, NodeId]:
-        """Give each shard to the region with the fewest."""
-        return fill({node: len(table.shards_at(node)) for node in candidates}, shards)
+    allocate = to_fewest
 
     def rebalance(
         self, table: ShardTable, candidates: Collection[NodeId], in_flight: Mapping[str, Move]

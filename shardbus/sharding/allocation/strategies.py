@@ -105,6 +105,17 @@ def fill(counts: Mapping[NodeId, int], shards: Sequence[str]) -> dict[str, NodeI
     return homes
 
 
+def to_fewest(
+    strategy: object,
+    table: ShardTable,
+    loads: Mapping[str, float],
+    shards: Sequence[str],
+    candidates: Collection[NodeId],
+) -> dict[str, NodeId]:
+    """Give each shard to the region with the fewest, as `allocate` of a strategy."""
+    return fill({node: len(table.shards_at(node)) for node in candidates}, shards)
+
+
 @dataclass(frozen=True, slots=True)
 class LeastShard:
     """Plans the whole way to balance at once.
@@ -117,15 +128,7 @@ class LeastShard:
     absolute_limit: int = 0
     relative_limit: float = 1.0
 
-    def allocate(
-        self,
-        table: ShardTable,
-        loads: Mapping[str, float],
-        shards: Sequence[str],
-        candidates: Collection[NodeId],
-    ) -> dict[str, NodeId]:
-        """Give each shard to the region with the fewest."""
-        return fill({node: len(table.shards_at(node)) for node in candidates}, shards)
+    allocate = to_fewest
 
     def rebalance(
         self, table: ShardTable, candidates: Collection[NodeId], in_flight: Mapping[str, Move]
@@ -181,15 +184,7 @@ class LeastShardThreshold:
     threshold: int = 10
     max_simultaneous: int = 3
 
-    def allocate(
-        self,
-        table: ShardTable,
-        loads: Mapping[str, float],
-        shards: Sequence[str],
-        candidates: Collection[NodeId],
-    ) -> dict[str, NodeId]:
-        """Give each shard to the region with the fewest."""
-        return fill({node: len(table.shards_at(node)) for node in candidates}, shards)
+    allocate = to_fewest
 
     def rebalance(
         self, table: ShardTable, candidates: Collection[NodeId], in_flight: Mapping[str, Move]

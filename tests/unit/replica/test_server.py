@@ -45,9 +45,9 @@ from shardbus.wire.replica_frames import (
     cluster_mark,
     decode_head,
     decode_reply,
+    encode_body,
     encode_call,
     encode_head,
-    encode_ring,
 )
 from tests.waiting import until
 
@@ -243,7 +243,7 @@ async def test_rows_are_written_anew_and_come_back(
     monkeypatch.setattr(log, "SEGMENT_BYTES", 2000)
     replica = await Replica(tmp_path, limit=6000).start()
     ring = first_ring((RingMember(replica.disk.id, "", str(ME)),), 1)
-    replica.frame(ReplicaFrame.ADOPT, encode_ring(next_ring(ring, ring.members)))
+    replica.frame(ReplicaFrame.ADOPT, encode_body(next_ring(ring, ring.members)))
     lists = [list_key("counter", str(n)) for n in range(10)]
     done, base = 0, {key: Ballot(-1, 0, 0, 0) for key in lists}
     for k in range(1, 60):
