@@ -59,7 +59,7 @@ def own_token() -> str:
         ) from None
 
 
-class Page(dict[str, Any]):
+class NodePage(dict[str, Any]):
     """The answer of a node as an object, with its text."""
 
     def __init__(self, facts: Mapping[str, Any], text: str) -> None:
@@ -105,7 +105,7 @@ class NodeHttp:
         """Return the text of the answer, unchanged. Each part of the path is quoted by itself."""
         return self._ask("GET", path, query)[1]
 
-    def read(self, *path: str, **query: object) -> Page:
+    def read(self, *path: str, **query: object) -> NodePage:
         """Return the answer as an object."""
         return self.parse(self.get(*path, **query))
 
@@ -114,7 +114,7 @@ class NodeHttp:
         status, text = self._ask("GET", (name,), {}, accepted=503)
         return status == 200, text
 
-    def post(self, *path: str, **query: object) -> Page:
+    def post(self, *path: str, **query: object) -> NodePage:
         """Return the answer to a write."""
         return self.parse(self._ask("POST", path, query)[1])
 
@@ -122,11 +122,11 @@ class NodeHttp:
         """Return the text of the answer to a write that sends JSON."""
         return self._ask("POST", path, query, body=body)[1]
 
-    def delete(self, *path: str, **query: object) -> Page:
+    def delete(self, *path: str, **query: object) -> NodePage:
         """Return the answer to a removal."""
         return self.parse(self._ask("DELETE", path, query)[1])
 
-    def parse(self, text: str) -> Page:
+    def parse(self, text: str) -> NodePage:
         """Return an answer as an object.
 
         Raises:
@@ -142,7 +142,7 @@ class NodeHttp:
                 START_HINT,
                 code=ExitCode.UNREACHABLE,
             )
-        return Page(found, text)
+        return NodePage(found, text)
 
     def _ask(
         self,

@@ -18,7 +18,7 @@ from shardbus_cli import output
 from shardbus_cli.app_and_cluster import NamedCluster
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.journal import with_journals
-from shardbus_cli.node_http import NodeHttp, Page
+from shardbus_cli.node_http import NodeHttp, NodePage
 from shardbus_cli.parameters import NODE_URL, AppOfCluster, AsJson, ClusterName, NodeUrl
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _one(
 
 def _read(
     url: str, cluster: str, step: Callable[[StoredOutboxes], Awaitable[dict[str, Any]]]
-) -> Page:
+) -> NodePage:
     """Return the answer of a step on the outboxes of the store."""
     from shardbus.store.outboxes import StoredOutboxes
 
@@ -182,4 +182,4 @@ def _read(
         return await step(StoredOutboxes(store, journals, time.time))
 
     answer = with_journals(url, cluster, read)
-    return Page(answer, json.dumps(answer))
+    return NodePage(answer, json.dumps(answer))

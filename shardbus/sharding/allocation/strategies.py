@@ -106,13 +106,13 @@ def fill(counts: Mapping[NodeId, int], shards: Sequence[str]) -> dict[str, NodeI
 
 
 def to_fewest(
-    strategy: object,
+    self: object,
     table: ShardTable,
     loads: Mapping[str, float],
     shards: Sequence[str],
     candidates: Collection[NodeId],
 ) -> dict[str, NodeId]:
-    """Give each shard to the region with the fewest, as `allocate` of a strategy."""
+    """Give each shard to the region with the fewest."""
     return fill({node: len(table.shards_at(node)) for node in candidates}, shards)
 
 
