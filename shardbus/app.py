@@ -128,6 +128,8 @@ class ShardBus:
                 round-robin, random, least-busy, hash, all or first. A sender may choose another by
                 `ref.to`.
                 within: the class of their parents, with which they live and move [S3.4-S3.6].
+                durable_mailbox: tells and deliveries are stored before they are handled, and are
+                lost by no failure once they are confirmed [S3.77].
                 carry: entities take their memory along when their shard moves [S3.80].
                 state_version: the version of the class of `state`; see `migrate`.
                 options: any sharding setting by its name, besides those above. `handoff` may also

@@ -144,6 +144,11 @@ def entity_type_of(
         shape["states"] = shape["states"] or StateCodec(name, NoState, decoder(NoState), 1)
     if invokers.keys() == {START} and not shape["starts"] and projection is None:
         raise without_handler(cls)
+    durable = options.get("durable_mailbox", False)
+    events = None
+    if projection is None:
+        events = checked_events(cls, name, shape["states"], carries, settings)
+    check_durable_mailbox(name, durable, interface, events)
     return EntityType(
         cls=cls,
         interface=interface,
@@ -151,16 +156,40 @@ def entity_type_of(
         declared=declared,
         **shape,
         supervision=supervision_of(options.get("supervision")),
-        events=None
-        if projection is not None
-        else checked_events(cls, name, shape["states"], carries, settings),
+        events=events,
         strategy=strategy_of(cls, options.get("allocation")),
         behaviours=all_behaviours(cls),
         stop_message=stop_message_of(name, invokers, options.get("stop_message")),
         carries=carries,
         reminds=sets_reminders(cls, name, options.get("reminders")),
+        durable_mailbox=durable,
         projection=projection,
     )
+
+
+def check_durable_mailbox(
+    kind: str, durable: object, interface: Interface, events: EventCodec | None
+) -> None:
+    """Check that messages to the entities of a type can be stored before they are handled.
+
+    Raises:
+        ConfigError: the value is no bool, or the type keeps no record of deliveries that holds.
+    """
+    if not isinstance(durable, bool):
+        raise ConfigError(
+            f"{kind!r}: durable_mailbox is {durable!r:.60}, which is not true or false"
+        )
+    if not durable:
+        return
+    if interface.instances is not None:
+        text = f"{kind!r}: durable_mailbox with instances: an entity has one record of its messages"
+        raise ConfigError(text, hint="declare instances=1")
+    if events is not None:
+        raise ConfigError(
+            f"{kind!r}: durable_mailbox is not for event-sourced classes: a message could append"
+            " its events twice",
+            hint="declare a class with a plain state",
+        )
 
 
 def projects(

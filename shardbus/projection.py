@@ -41,6 +41,7 @@ REFUSED = (
     "instances",
     "router",
     "carry",
+    "durable_mailbox",
     "supervision",
     "extract_entity_id",
     "extract_shard_id",

@@ -318,6 +318,10 @@ class ShardingSettings:
     mailbox_patience: float = seconds(
         5.0, "for which senders wait for a full mailbox; then tells are dropped", off=True
     )
+    durable_mailbox_messages: int = count(
+        1000, "stored messages that may wait in one durable mailbox; then more are refused"
+    )
+    durable_mailbox_bytes: int = size(4 * 2**20, "the same limit in bytes")
     buffer_size: int = count(
         100_000, "messages that may wait for shards without a home, per type and node"
     )

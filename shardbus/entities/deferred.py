@@ -67,6 +67,7 @@ class DeferredWork:
 
     def __init__(self, kind: EntityType, runner: MessageRunner, stash_max: int) -> None:
         self._name, self._runner, self._stash_max = kind.name, runner, stash_max
+        self._stores = kind.durable_mailbox
         takes = (invoker for invoker in kind.invokers.values() if invoker.one is not None)
         self._receive = next(takes, None)
         self._working: dict[Activation, None] = {}
@@ -77,6 +78,10 @@ class DeferredWork:
     def stash(self, activation: Activation) -> None:
         """Put the current message aside."""
         message = self._current(activation, "stashed")
+        if self._stores and message.session is None:
+            raise LocalProtocolError(
+                "a message of a durable mailbox cannot be stashed: raise, and it comes again"
+            )
         activation.more().stashed = message.session is not None
         stash, counts = activation.more().stash, self._runner.counts
         counts.undone += not message.own  # it is handed to a handler again, or dropped

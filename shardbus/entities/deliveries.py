@@ -62,6 +62,8 @@ from shardbus.deliveries.record import (
     request_mark,
 )
 from shardbus.entities.activation import Activation, Shard
+from shardbus.entities.activation import Message as PlainMessage
+from shardbus.entities.durable_mailboxes import RECORD, DurableMailboxes
 from shardbus.entities.entity_sends import EntitySends, not_declared
 from shardbus.entities.entity_type import EntityType, Invoker
 from shardbus.entities.unfinished_work import finish, is_unfinished
@@ -72,8 +74,6 @@ from shardbus.wire.rejections import decode_rejection, encode_rejection
 from shardbus.wire.schema import decode_value
 from shardbus.wire.stored_state import split_record, with_record
 
-RECORD = MARK + "$record"
-"""The method of a record that goes to the next home of its shard."""
 RECORDS_MAX = 100_000
 """Records of entities without state that one node keeps for one type."""
 RECORDS_MOVED_MAX = 1000
@@ -133,11 +133,34 @@ class EntityDeliveries:
         self._kind, self._settings, self._wall_clock = kind, settings, wall_clock
         self.sends: EntitySends | None = None
         """The deliveries of the entities themselves; None if their class sends none."""
+        self.mailboxes: DurableMailboxes | None = None
+        """The durable mailboxes of the entities; None if their type has none."""
+        self.receive: Callable[[Activation, PlainMessage], None]
+        """Takes a message of others for an entity."""
         self.decisions: Counter[str] = Counter()
         """Deliveries that were not handled, by decision, and rows that were forgotten."""
         self.poison: deque[PoisonDelivery] = deque(maxlen=POISON_MAX)
         self.invokers: Mapping[str, Invoker] = {**kind.invokers, **self._invokers()}
         """By method, of plain messages and of deliveries."""
+
+    def store_messages(
+        self,
+        receive: Callable[[Activation, PlainMessage], None],
+        mailboxes: DurableMailboxes | None,
+    ) -> None:
+        """Take messages by `receive`, or by these mailboxes in front of the entities. Called once,
+        before any message comes."""
+        self.mailboxes = mailboxes
+        self.receive = receive if mailboxes is None else mailboxes.take
+
+    def is_settled(self, hosted: Shard) -> bool:
+        """True if no mailbox of a shard that stops has work under way."""
+        return self.mailboxes is None or self.mailboxes.is_settled(hosted)
+
+    @property
+    def unstored(self) -> int:
+        """Messages that wait in front of their entities, and are not stored."""
+        return 0 if self.mailboxes is None else self.mailboxes.unstored
 
     # ---- invokers
 

@@ -45,6 +45,7 @@ class EntityArguments(TypedDict, total=False):
     router: Literal["nearest", "round-robin", "random", "least-busy", "hash", "all", "first"] | None
     within: type | None
     carry: bool
+    durable_mailbox: bool
     reminders: bool | None
     state_version: int
 
@@ -65,6 +66,8 @@ class EntityOptions(EntityArguments, total=False):
     mailbox: int
     mailbox_bytes: Size
     mailbox_patience: Duration | None
+    durable_mailbox_messages: int
+    durable_mailbox_bytes: Size
     buffer_size: int
     buffer_bytes: Size
     homes: Literal["ask", "gossip"]

@@ -128,6 +128,8 @@ class EntityType(msgspec.Struct, frozen=True):
     """Its entities carry their memory to the next home of their shard."""
     reminds: bool = False
     """Its entities may set reminders."""
+    durable_mailbox: bool = False
+    """Messages to its entities are stored before they are handled."""
     projection: ProjectedEvents | None = None
     """The events that its entities handle as parts of a projection; None: it is none."""
 

@@ -36,7 +36,8 @@ from shardbus.entities.carrying import WAKE_MAX, CarriedStates
 from shardbus.entities.context import FirstContext, InstanceContext
 from shardbus.entities.deaf_entities import DeafEntities
 from shardbus.entities.deferred import DeferredWork
-from shardbus.entities.deliveries import RECORD, EntityDeliveries
+from shardbus.entities.deliveries import EntityDeliveries
+from shardbus.entities.durable_mailboxes import RECORD, mailboxes_of
 from shardbus.entities.entity_sends import EntitySends, delivers
 from shardbus.entities.entity_type import EntityType, Invoker, StopReason
 from shardbus.entities.gate import SuspensionGate
@@ -68,8 +69,8 @@ log = GuardedLog("shardbus.entity")
 
 
 class OwnWork(Protocol):
-    """Work of the entities of one type that no message of others begins: reminders, and the events
-    of a projection. `what` names it."""
+    """Work of the entities of one type that no message of others begins: reminders, the events of a
+    projection, and stored messages. `what` names it."""
 
     what: str
 
@@ -134,10 +135,14 @@ class Host:
         self.remembered: RememberedEntities | None = None
         if settings.remember:
             self._remember(store, start_elsewhere)
+        delivery, delivered = delivery or DeliverySettings(), delivered or DeliveryCounts()
         if kind.states is not None and delivers(kind.cls):
-            counts = delivered or DeliveryCounts()
-            self._send_deliveries(delivery or DeliverySettings(), counts, store, start_elsewhere)
+            self._send_deliveries(delivery, delivered, store, start_elsewhere)
         self._attach(store)
+        self.deliveries.store_messages(
+            self.runner.receive,
+            mailboxes_of(self, store, keeper.journals, settings, delivery, delivered, shard_of),
+        )
         self.saver = StateSaver(kind, settings, self.runner, keeper, self.deliveries, self.carrying)
 
     def _attach(self, store: StateStore) -> None:
@@ -175,7 +180,7 @@ class Host:
             self.gate,
             self.ref,
             self._start_pending,
-            self._maybe_down,
+            self.maybe_down,
             start_elsewhere,
         )
 
@@ -191,7 +196,7 @@ class Host:
             self.gate,
             start=self._listed,
             again=self._revive,
-            settled=self._maybe_down,
+            settled=self.maybe_down,
             start_elsewhere=start_elsewhere,
         )
 
@@ -208,8 +213,9 @@ class Host:
     @property
     def _own_work(self) -> list[OwnWork]:
         """Return the work of its entities that begins without messages of others."""
-        both: tuple[OwnWork | None, ...] = (self.runner.reminding, self.runner.projecting)
-        return [own for own in both if own is not None]
+        runner, mailboxes = self.runner, self.deliveries.mailboxes
+        each: tuple[OwnWork | None, ...] = (runner.reminding, runner.projecting, mailboxes)
+        return [own for own in each if own is not None]
 
     @property
     def deferred(self) -> DeferredWork:
@@ -234,9 +240,10 @@ class Host:
     @property
     def _lists(self) -> list[RememberedEntities]:
         """Return the lists of entities that start with their shard."""
-        sends = self.deliveries.sends
+        sends, mailboxes = self.deliveries.sends, self.deliveries.mailboxes
         lists = [] if self.remembered is None else [self.remembered]
-        return lists if sends is None else [*lists, sends.lists]
+        lists += [] if sends is None else [sends.lists]
+        return lists if mailboxes is None else [*lists, mailboxes.lists]
 
     def _start_pending(self, hosted: Shard, entity_id: str) -> Activation | None:
         """Start an entity that is listed for its deliveries, if it does not run and its shard is
@@ -316,7 +323,7 @@ class Host:
             for activation in self.remembered.abandon(h) if self.remembered is not None else ():
                 activation.stopping = activation.stopping or reason
                 self.runner.settle(activation)
-            self._maybe_down(h)
+            self.maybe_down(h)
         left = [h for h in known if self.shards.get(h.shard) is h]
         patience = self.patience if patience is None else patience
         if left and patience > 0:
@@ -337,10 +344,13 @@ class Host:
                     remembered.close(hosted)
                 for own in self._own_work:
                     own.close(hosted)
-                self._maybe_down(hosted)
+                self.maybe_down(hosted)
 
-    def _maybe_down(self, hosted: Shard) -> None:
+    def maybe_down(self, hosted: Shard) -> None:
+        """End a shard that stops, once it has no entity in memory and no write under way."""
         if hosted.stopping and not hosted.activations and self.shards.get(hosted.shard) is hosted:
+            if not self.deliveries.is_settled(hosted):
+                return
             if any(remembered.busy(hosted) for remembered in self._lists):
                 return
             for remembered in self._lists:
@@ -476,12 +486,12 @@ class Host:
         elif self.remembered is not None and not hosted.stopping:
             self._stopped_alone(self.remembered, hosted, activation)
         if waiting and refuses:
-            self._leave(hosted, activation, waiting)
-        self._maybe_down(hosted)
+            self.leave(hosted, entity_id, waiting, activation.refusal)
+        self.maybe_down(hosted)
 
-    def _leave(self, hosted: Shard, activation: Activation, messages: list[Message]) -> None:
-        """Leave messages that no entity handles here to the next home, or refuse them."""
-        entity_id, failure = activation.key, activation.refusal
+    def leave(self, hosted: Shard, entity_id: str, messages: list[Message], failure: Any) -> None:
+        """Leave messages that no entity handles here to the next home, or refuse them. `failure`:
+        of a start that is not tried again, or None."""
         if self.passes_on and hosted.stopping in MOVES:
             left = self._left.setdefault(hosted.shard, [])
             left.extend((entity_id, message) for message in messages)
@@ -685,7 +695,8 @@ class Host:
     def waiting(self) -> int:
         """Messages that entities here have not handled, those in stopped shards included, which are
         about to leave. Costs a pass over the mailboxes' messages."""
-        return self.runner.waiting + sum(map(len, self._left.values()))
+        unhandled = self.runner.waiting + self.deliveries.unstored
+        return unhandled + sum(map(len, self._left.values()))
 
     @property
     def entities(self) -> int:

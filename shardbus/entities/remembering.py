@@ -43,7 +43,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import Activation, LifeState, Shard
@@ -80,6 +80,13 @@ class ShardNotHosted(Exception):
     """This node does not host the shard any more. Never leaves this module."""
 
 
+class Listed(Protocol):
+    """An entity that is to be listed: its activation, or its mailbox."""
+
+    @property
+    def key(self) -> str: ...
+
+
 class RememberedEntities:
     """The lists of one type's shards on one node, the recovery of the entities on them, and the
     relocation of those that belong to other shards.
@@ -99,7 +106,7 @@ class RememberedEntities:
         settings: ShardingSettings,
         gate: SuspensionGate,
         *,
-        start: Callable[[Activation], None],
+        start: Callable[[Any], None],
         again: Start,
         settled: Callable[[Shard], None],
         start_elsewhere: Callable[[str], Awaitable[None]],
@@ -141,7 +148,7 @@ class RememberedEntities:
         shard_list = self._lists.get(hosted)
         return shard_list is not None and entity_id in shard_list.listed
 
-    def add(self, hosted: Shard, activation: Activation) -> None:
+    def add(self, hosted: Shard, activation: Listed) -> None:
         """Add an entity to the list, and start it afterwards."""
         shard_list = self._lists[hosted]
         shard_list.activations[activation.key] = activation
@@ -163,7 +170,7 @@ class RememberedEntities:
                 if entity_id not in shard_list.wanted:
                     self._want(shard_list, entity_id, True)
 
-    def abandon(self, hosted: Shard) -> list[Activation]:
+    def abandon(self, hosted: Shard) -> list[Any]:
         """Return the entities that wait for the list of a stopping shard, if the store accepts no
         write of this node any more. They do not start here."""
         shard_list = self._lists.get(hosted)
@@ -268,7 +275,7 @@ class ShardList:
         """Ids on the list in the store, that stay there."""
         self.wanted: dict[str, bool] = {}
         """Changes for the next write: True lists the id, False removes it."""
-        self.activations: dict[str, Activation] = {}
+        self.activations: dict[str, Listed] = {}
         """Entities that start once the store has listed them."""
         self.read = False
         """The whole list was read."""

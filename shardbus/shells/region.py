@@ -26,7 +26,7 @@ from shardbus.config.options import closest
 from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import Activation, Message
 from shardbus.entities.dead_letters import DeadLetters
-from shardbus.entities.deliveries import RECORD
+from shardbus.entities.durable_mailboxes import RECORD
 from shardbus.entities.entity_type import EntityType, Invoker, StopReason
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.host import Host
@@ -191,7 +191,8 @@ class RegionShell:
         self._stop_reason = StopReason.HANDOFF
         self._stopped_here: asyncio.Future[None] | None = None
         runs = RunHandler(self.host.runner)
-        self._deliver = runs.deliver
+        mailboxes = self.host.deliveries.mailboxes
+        self._deliver = runs.deliver if mailboxes is None else mailboxes.before(runs)
         self._take_directly(runs)
         self._mailbox_limits = self.host.runner.mailbox_limits
 
@@ -231,7 +232,8 @@ class RegionShell:
     def _take_directly(self, runs: RunHandler) -> None:
         """Let entities here handle messages of this node where they are awaited."""
         node, host, outbox = self._node, self.host, self._node.loopback.outbox
-        if self.hosts and isinstance(outbox, LocalOutbox):
+        stores = self.entity_type.durable_mailbox
+        if self.hosts and not stores and isinstance(outbox, LocalOutbox):
             DirectMessages(
                 self.name,
                 node.loopback,
@@ -430,7 +432,7 @@ class RegionShell:
         if activation is not None:
             self._mailbox_limits.arrives(False, owed=asker is None)
             try:
-                self.host.runner.receive(activation, arrived)
+                self.host.deliveries.receive(activation, arrived)
             finally:
                 self._mailbox_limits.handed_out()
         else:

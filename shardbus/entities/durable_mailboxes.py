@@ -1,0 +1,870 @@
+"""The durable mailboxes of one type on one node: the shell of `deliveries.durable_mailbox`.
+
+    RegionShell ──> take ──> DurableMailbox ──> journal ──> confirmed
+                               │                               │
+                               │ asks, in their order          v
+                               └────────────> activation <── a message of the node, which calls the
+                                                             handler of deliveries under its number
+
+The mailbox stands in front of the entity: a message is stored whether or not the entity is in
+memory, starts, or is at work. The choice is made for a type: `RegionShell` hands the messages of
+any other type to their activations as ever.
+
+**Found again.** An entity is on a list of its shard in the store, like a remembered one, before a
+message of it is confirmed, and until its journal is gone. The next home reads the list, and handles
+what is left. So no search of journals is needed, and a stale home, which cannot list an entity,
+confirms nothing. A mailbox that was empty for a second is removed, with its journal and the entry
+in the list: entities that get no messages leave nothing in the store.
+
+**Another home of the id.** After a change of the shard function an id may belong to another shard
+than its list. Then its messages are sent to the entity as deliveries, under their numbers, before
+they are removed here. The journal's name has the shard, so the two homes do not share one.
+
+Messages of the node itself carry the stored ones: they end with the activation, and the mailbox
+hands the message to the next one.
+
+Source: docs/how-to/deliver.md; S3.77.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from math import floor
+from typing import Any, Protocol
+from zlib import crc32
+
+import msgspec
+
+from shardbus.config.settings import DeliverySettings, ShardingSettings
+from shardbus.deliveries.durable_mailbox import (
+    Acceptance,
+    AppendMail,
+    Confirm,
+    DurableLimits,
+    DurableMailbox,
+    Effect,
+    GiveUp,
+    Hand,
+    HandOutcome,
+    Mail,
+    OpenJournal,
+    PassBy,
+    Quiet,
+    Refuse,
+    StoredMail,
+    TrimJournal,
+    read_mail,
+    write_mail,
+)
+from shardbus.deliveries.numbers import (
+    APPLIED,
+    MARK,
+    REPEATED,
+    STALE,
+    DeliveryNumber,
+    NumberKind,
+    encode_number,
+    gap,
+    read_answer,
+    read_number,
+)
+from shardbus.entities.activation import Activation, Message, Shard
+from shardbus.entities.entity_sends import LISTED_WITHIN_S
+from shardbus.entities.entity_type import EntityType, Invoker
+from shardbus.entities.gate import SuspensionGate
+from shardbus.entities.remembering import RememberedEntities
+from shardbus.entities.runs import Arrive, Find, RunHandler
+from shardbus.error_text import described, is_a, text_of, type_name
+from shardbus.errors import (
+    ConfigError,
+    EntityFailed,
+    JournalConflict,
+    MailboxFull,
+    Refused,
+    Rejection,
+    RequestError,
+    SchemaError,
+    StaleFence,
+    StoreError,
+    StoreUnavailable,
+    Unhandled,
+)
+from shardbus.guarded_log import GuardedLog
+from shardbus.quantities import counted
+from shardbus.routing.delivering import DeliveryCounts, delivery_key
+from shardbus.store.journal_protocol import JournalPage
+from shardbus.store.journals import Journals
+from shardbus.store.protocol import StateStore
+from shardbus.task_set import TaskSet
+from shardbus.transport.drop_reports import Origin
+from shardbus.transport.session import Session
+from shardbus.wire.batch import Chain
+
+log = GuardedLog("shardbus.entity")
+
+JOURNAL = "$mailbox/"
+"""Before the name of a type: the kind of its journals."""
+LIST = "!mailbox"
+"""Behind the name of a type: the name under which the store lists its entities with messages."""
+PAGE = 1000
+AT_ONCE = 64
+"""Journals that are opened for recovery, and trims, under way at once."""
+RELOCATION_S = 30.0
+AGAIN_S = 2.0
+"""The pause before the messages of an entity in another shard are sent again."""
+RECORD = MARK + "$record"
+"""The method of a record of deliveries, which goes to the next home of its shard."""
+
+
+class MailboxHost(Protocol):
+    """The host of an entity type, as its mailboxes call it."""
+
+    name: str
+    kind: EntityType
+    node_name: str
+    loop: asyncio.AbstractEventLoop
+    wall_clock: Callable[[], float]
+    shards: dict[str, Shard]
+    gate: SuspensionGate
+    counts: Any
+    deliveries: Any
+    runner: Any
+    stopper: Any
+    ref: Callable[[Any, str], Any]
+
+    def find(self, entity_id: str, shard: str) -> Activation | None: ...
+    def activate(self, hosted: Shard, entity_id: str, cause: str = ...) -> Activation: ...
+    def leave(
+        self, hosted: Shard, entity_id: str, messages: list[Message], failure: Any
+    ) -> None: ...
+    def maybe_down(self, hosted: Shard) -> None: ...
+    def traced(self, invoker: Invoker, trace: str, *, asked: bool) -> Invoker: ...
+
+
+class MailboxCounts(msgspec.Struct):
+    """Counts, for metrics."""
+
+    stored: int = 0
+    """Messages that were stored."""
+    recovered: int = 0
+    """Messages that were found in a journal."""
+    handled: int = 0
+    repeated: int = 0
+    """Messages that had been handled before."""
+    failed: int = 0
+    """Attempts whose handler raised."""
+    given_up: Counter[str] = msgspec.field(default_factory=Counter)
+    """By reason: messages that were given up."""
+
+
+class EntityMailbox:
+    """The mailbox of one entity of a shard here."""
+
+    __slots__ = (
+        "at",
+        "closed",
+        "counted",
+        "hosted",
+        "key",
+        "listed",
+        "machine",
+        "taker",
+        "timer",
+        "turn",
+    )
+
+    def __init__(self, key: str, hosted: Shard, machine: DurableMailbox) -> None:
+        self.key, self.hosted, self.machine = key, hosted, machine
+        self.listed: asyncio.Future[None] | None = None
+        """Done once the store lists the entity; None: it was not asked to."""
+        self.taker: Activation | None = None
+        """The activation that has the message in hand."""
+        self.turn = 0
+        """Grows with each message that is handed over."""
+        self.timer: asyncio.TimerHandle | None = None
+        self.at = 0.0
+        """When it fires."""
+        self.counted = 0
+        """The bytes of its messages that are counted."""
+        self.closed = False
+
+    @property
+    def journal(self) -> str:
+        """Return the name of its journal."""
+        return f"{self.hosted.shard}/{self.key}"
+
+
+class DurableMailboxes:
+    """The durable mailboxes of one type on one node. `shard_of` finds the shard of an entity."""
+
+    what = "durable mailboxes"
+    """The name of its sweep."""
+
+    def __init__(
+        self,
+        host: MailboxHost,
+        store: StateStore,
+        journals: Journals | None,
+        settings: ShardingSettings,
+        delivery: DeliverySettings,
+        delivered: DeliveryCounts,
+        shard_of: Callable[[str], str],
+    ) -> None:
+        if journals is None:
+            raise ConfigError(
+                f"{host.name!r} has durable mailboxes, and this store has no journals",
+                hint="use a store of shardbus, or give the store `journals`",
+            )
+        self._host, self._journals, self._shard_of = host, journals, shard_of
+        self._delivered = delivered
+        self.kind = JOURNAL + host.name
+        self.limits = DurableLimits(
+            messages=min(settings.durable_mailbox_messages, delivery.producers),
+            size=settings.durable_mailbox_bytes,
+            retry=delivery.retry,
+            retry_max=max(delivery.retry, delivery.retry_max),
+            attempts=delivery.attempts,
+            skips_poison=delivery.on_poison == "skip",
+        )
+        self._size_max = settings.mailbox_bytes
+        self.size = 0
+        """Bytes of the messages in memory."""
+        self.counts = MailboxCounts()
+        self._writer = f"{host.node_name}/{crc32(host.name.encode()):x}.m"
+        self._last = 0
+        """The number of the last tell that this node has numbered."""
+        self._boxes: dict[str, EntityMailbox] = {}
+        self._recovering: deque[tuple[Shard, str]] = deque()
+        self._opening = 0
+        self._trims = asyncio.Semaphore(AT_ONCE)
+        self._tasks = TaskSet()
+        self._runs: RunHandler | None = None
+        self.lists = RememberedEntities(
+            host.name + LIST,
+            store,
+            host.loop,
+            settings,
+            host.gate,
+            start=self._on_listed,
+            again=self._recover,
+            settled=host.maybe_down,
+            start_elsewhere=self._no_start,
+        )
+
+    # ---- arrivals
+
+    def before(self, runs: RunHandler) -> Callable[..., None]:
+        """Return the function that takes a run of messages in the place of `runs.deliver`."""
+        self._runs = runs
+        return self.deliver
+
+    def deliver(
+        self,
+        find: Find,
+        arrive: Arrive,
+        invoker: Invoker,
+        session: Session | None,
+        ids: Sequence[str],
+        payloads: Sequence[bytes],
+        corrs: int | Sequence[int],
+        deadline: int,
+        chain: Chain = (),
+        ahead: list[Any] | None = None,
+    ) -> None:
+        """Take a run of messages, as `RunHandler.deliver`."""
+        passes = session is not None and not invoker.name.startswith(MARK)
+        if passes and self._runs is not None and self._boxes.keys().isdisjoint(ids):
+            self._runs.deliver(
+                find, arrive, invoker, session, ids, payloads, corrs, deadline, chain, ahead
+            )
+            return
+        marks: Iterator[int] = (
+            iter(corrs) if not isinstance(corrs, int) else iter([corrs] * len(ids))
+        )
+        for entity_id, payload, corr in zip(ids, payloads, marks, strict=True):
+            activation = find(entity_id) or arrive(entity_id, payload, corr)
+            if activation is not None:
+                self.take(activation, Message(invoker, payload, session, corr, deadline, chain))
+
+    def take(self, activation: Activation, message: Message) -> None:
+        """Take a message for an entity: store it, or let it pass in its order."""
+        activation.used = self._host.runner.tick
+        number = self._number_of(message)
+        asked = message.session is not None
+        box = self._box_of(activation.shard, activation.key, makes=number is not None)
+        if box is None:
+            self._host.runner.receive(activation, message)
+            return
+        if number is None:
+            self._act(box, box.machine.arrives(Mail([message])))
+            return
+        name = message.invoker.name
+        method = name if name.startswith(MARK) else MARK + name
+        at = floor(self._host.wall_clock() * 1000)
+        stored = StoredMail(at, method, first_of_line(number), message.invoker.trace)
+        data = write_mail(stored)
+        if asked and not self._accepts(box, number, message, len(data)):
+            return
+        if not asked and not self._has_room(box, len(data)):
+            self._host.counts.lose("mailbox_full", activation.key, *message[:4])
+            return
+        self._act(box, box.machine.arrives(Mail([message], stored, asked, data)))
+
+    def _number_of(self, message: Message) -> DeliveryNumber | None:
+        """Return the number under which a message is stored; None if it only passes."""
+        name = message.invoker.name
+        if message.session is None:
+            if name.startswith(MARK):
+                return None
+            self._last += 1
+            deliver = NumberKind.DELIVER
+            return DeliveryNumber(deliver, self._writer, 0, self._last, 0, message.payload)
+        if not name.startswith(MARK) or name == RECORD:
+            return None
+        try:
+            number = read_number(message.payload)
+        except SchemaError:
+            return None  # its handler refuses it
+        return number if isinstance(number, DeliveryNumber) else None
+
+    def _accepts(
+        self, box: EntityMailbox, number: DeliveryNumber, message: Message, size: int
+    ) -> bool:
+        """Return True if a delivery is to be stored; else answer it, now or with its copy."""
+        machine, session = box.machine, message.session
+        assert session is not None
+        full = self.size + size > self._size_max
+        accepted = Acceptance.FULL if full else machine.accept(number, message, size)
+        if accepted is Acceptance.TAKEN:
+            return True
+        if accepted is Acceptance.WAITS:
+            return False
+        self._host.deliveries.decisions[accepted.value] += accepted is not Acceptance.FULL
+        if accepted is Acceptance.FULL:
+            self._host.counts.lose("mailbox_full", box.key, *message[:4])
+            waiting = counted(machine.waiting, "message")
+            message.refuse(MailboxFull(f"{self._host.name} {box.key!r} has {waiting} waiting"))
+            return False
+        self._host.counts.begun += 1
+        answer = REPEATED if accepted is Acceptance.REPEATED else STALE
+        if accepted is Acceptance.GAP:
+            answer = gap(machine.taken_of(number.producer))
+        session.outbox.reply(message.corr, answer)
+        return False
+
+    def _has_room(self, box: EntityMailbox, size: int) -> bool:
+        return self.size + size <= self._size_max and box.machine.has_room(size)
+
+    def _box_of(self, hosted: Shard, key: str, *, makes: bool) -> EntityMailbox | None:
+        box = self._boxes.get(key)
+        if box is not None and box.hosted is not hosted:
+            self._close(box)
+            box = None
+        if box is None and (makes or self.lists.knows(hosted, key)):
+            fresh = not self.lists.knows(hosted, key)
+            box = EntityMailbox(key, hosted, DurableMailbox(self.limits, is_fresh=fresh))
+            self._boxes[key] = box
+        return box
+
+    # ---- effects
+
+    def _act(self, box: EntityMailbox, effects: list[Effect]) -> None:
+        """Carry out effects of a mailbox. One that is closed only answers."""
+        if not box.closed:
+            self.size += box.machine.size - box.counted
+            box.counted = box.machine.size
+        for effect in effects:
+            match effect:
+                case Confirm(mail=mail):
+                    self._confirm(mail)
+                case Refuse(mail=mail, error=error):
+                    self._host.counts.begun += len(mail.messages)
+                    refusal = EntityFailed(type_name(error), text_of(error))
+                    for message in mail.messages:
+                        message.refuse(refusal)
+                    mail.messages.clear()
+                case _ if box.closed:
+                    pass
+                case OpenJournal():
+                    self._spawn(self._open(box, effect))
+                case AppendMail():
+                    self._spawn(self._append(box, effect))
+                case TrimJournal():
+                    self._spawn(self._trim(box, effect))
+                case Hand(mail=mail):
+                    self._hand(box, mail)
+                case PassBy(mail=mail):
+                    self._pass_on(box, mail)
+                case GiveUp():
+                    self._give_up(box, effect)
+                case Quiet():
+                    self._quiet(box)
+        self._arm(box)
+
+    def _confirm(self, mail: Mail) -> None:
+        self.counts.stored += bool(mail.messages)
+        self.counts.recovered += not mail.messages
+        self._host.counts.begun += len(mail.messages)
+        for message in mail.messages:
+            if message.session is not None:
+                message.session.outbox.reply(message.corr, APPLIED)
+        mail.messages.clear()
+
+    def _pass_on(self, box: EntityMailbox, mail: Mail) -> None:
+        host = self._host
+        for message in mail.messages:
+            if message.session is not None and message.deadline <= host.runner.tick:
+                host.counts.lose("expired", box.key, *message[:4])
+                continue
+            activation = host.find(box.key, box.hosted.shard)
+            host.runner.receive(activation or host.activate(box.hosted, box.key), message)
+
+    def _give_up(self, box: EntityMailbox, effect: GiveUp) -> None:
+        """Keep a message that is given up as a dead letter."""
+        mail, reason, name = effect.mail, effect.reason, self._host.name
+        self.counts.given_up[reason] += 1
+        if mail.stored is None:
+            method, arguments, producer = "", b"", ""
+        else:
+            number = mail.stored.number
+            method, arguments, producer = mail.stored.method[1:], number.arguments, number.producer
+        if self._delivered.keep is not None:
+            self._delivered.keep(name, reason, box.key, method, arguments, producer)
+        log.error(
+            "%s %r: a message of its mailbox is given up, %s: %s", name, box.key, reason, mail.error
+        )
+
+    def _quiet(self, box: EntityMailbox) -> None:
+        """Remove a mailbox that is empty here and in the store."""
+        if self._boxes.get(box.key) is box:
+            del self._boxes[box.key]
+        box.closed = True
+        if box.listed is not None or self.lists.knows(box.hosted, box.key):
+            self.lists.forget(box.hosted, box.key)
+
+    def _arm(self, box: EntityMailbox) -> None:
+        deadline = None if box.closed else box.machine.deadline()
+        if box.timer is not None:
+            if deadline == box.at:
+                return
+            box.timer.cancel()
+            box.timer = None
+        if deadline is not None:
+            box.at = deadline
+            box.timer = self._host.loop.call_at(deadline, self._on_timer, box)
+
+    def _on_timer(self, box: EntityMailbox) -> None:
+        box.timer = None
+        if not box.closed:
+            self._act(box, box.machine.tick(self._host.loop.time()))
+
+    # ---- handling
+
+    def _hand(self, box: EntityMailbox, mail: Mail) -> None:
+        """Hand a message to the entity, which is started if it is not in memory."""
+        host, hosted = self._host, box.hosted
+        box.turn += 1
+        box.taker = None
+        marked = None
+        if mail.stored is not None:
+            marked = host.deliveries.invokers.get(mail.stored.method)
+        if mail.stored is None or marked is None:
+            why = "it cannot be read" if mail.stored is None else "its handler is gone"
+            self._ends_later(box, mail, HandOutcome.REFUSED, why)
+            return
+        if host.gate.close_if_due():
+            self._ends_later(box, mail, HandOutcome.NOT_READY, "this node is suspended")
+            return
+        activation = host.find(box.key, hosted.shard)
+        if activation is None:
+            activation = host.activate(hosted, box.key, "mailbox")
+        box.taker = activation
+        if mail.stored.trace:
+            marked = host.traced(marked, mail.stored.trace, asked=False)
+        handling = HandledMail(self, box, mail, mail.stored, marked)
+        invoker = Invoker(marked.name.removeprefix(MARK), handling, True, {}, one=_no_arguments)
+        arguments = mail.stored.number.arguments
+        host.stopper.receive_own(activation, Message(invoker, arguments, None, Origin.OWN, 0))
+        waits = any(message.invoker is invoker for message in reversed(activation.mailbox or ()))
+        if not (handling.begun or waits):  # the entity has ended, or its mailbox is full
+            self._ends_later(box, mail, HandOutcome.NOT_READY, "it took no message")
+
+    def _ends_later(
+        self, box: EntityMailbox, mail: Mail, outcome: HandOutcome, error: str = ""
+    ) -> None:
+        """Report an outcome in a callback of its own: the entity may be at work yet."""
+        self._host.loop.call_soon(self._ended, box, mail, box.turn, outcome, error)
+
+    def _ended(
+        self, box: EntityMailbox, mail: Mail, turn: int, outcome: HandOutcome, error: str
+    ) -> None:
+        if box.closed or box.turn != turn or box.machine.in_hand is not mail:
+            return
+        counts = self.counts
+        counts.handled += outcome is HandOutcome.DONE and not mail.skips
+        counts.repeated += outcome is HandOutcome.REPEATED
+        counts.failed += outcome is HandOutcome.FAILED
+        self._act(box, box.machine.on_outcome(mail, outcome, self._host.loop.time(), error))
+        self._after(box)
+
+    def gone(self, activation: Activation) -> None:
+        """Note that an entity has left memory: a message that it had not handled is void."""
+        box = self._boxes.get(activation.key)
+        if box is not None and box.taker is activation and box.machine.in_hand is not None:
+            error = "it has left memory before it came to it"
+            self._ends_later(box, box.machine.in_hand, HandOutcome.NOT_READY, error)
+
+    # ---- the store
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.spawn(work, self._host.loop)
+
+    async def _open(self, box: EntityMailbox, effect: OpenJournal) -> None:
+        shard, journals = box.hosted.shard, self._journals
+        place = (self.kind, shard, box.journal)
+        try:
+            if effect.reads:
+                page = await journals.read(*place, effect.after, PAGE)
+            else:
+                page = await journals.open(*place, box.hosted.fence, effect.after, PAGE)
+        except StoreError as error:
+            log.warning("the mailbox of %s %r: %s", self._host.name, box.key, text_of(error))
+            effects = box.machine.on_open_failed(self._host.loop.time())
+        else:
+            mails = [_read(entry) for entry in page.entries]
+            effects = box.machine.on_opened(page.first, mails, page.last)
+        self._act(box, effects)
+        self._after(box)
+
+    async def _append(self, box: EntityMailbox, effect: AppendMail) -> None:
+        host, hosted, machine = self._host, box.hosted, box.machine
+        entries = tuple([mail.data for mail in effect.group])
+        try:
+            listing = self._list(box)
+            answer = self._journals.append(
+                self.kind, hosted.shard, box.journal, hosted.fence, effect.after, entries
+            )
+            if listing is not None:
+                await self._until_listed(box, listing)
+            await answer
+            if host.gate.close_if_due():
+                await host.gate.passed()
+        except JournalConflict:
+            effects = machine.on_conflict()
+        except StoreError as error:
+            definite = is_a(error, StaleFence) or bool(getattr(error, "definite", False))
+            log.warning("the mailbox of %s %r: %s", host.name, box.key, text_of(error))
+            effects = machine.on_append_failed(error, host.loop.time(), definite=definite)
+        else:
+            effects = machine.on_appended()
+        self._act(box, effects)
+        self._after(box)
+
+    def _list(self, box: EntityMailbox) -> asyncio.Future[None] | None:
+        """List an entity whose mailbox is not empty. Returns None if it is listed."""
+        if self.lists.knows(box.hosted, box.key):
+            return None
+        if box.listed is None or box.listed.done():
+            box.listed = self._host.loop.create_future()
+            self.lists.add(box.hosted, box)
+        return box.listed
+
+    async def _until_listed(self, box: EntityMailbox, listing: asyncio.Future[None]) -> None:
+        """Wait until the store lists an entity.
+
+        Raises:
+            StoreUnavailable: it is not listed in time. Its messages may be stored.
+        """
+        try:
+            async with asyncio.timeout(LISTED_WITHIN_S):
+                await asyncio.shield(listing)
+        except TimeoutError:
+            text = f"{self._host.name} {box.key!r} is not listed for its mailbox"
+            hint = "see why the store does not answer"
+            raise StoreUnavailable(text, hint=hint) from None
+
+    def _on_listed(self, box: EntityMailbox) -> None:
+        if box.listed is not None and not box.listed.done():
+            box.listed.set_result(None)
+
+    async def _trim(self, box: EntityMailbox, effect: TrimJournal) -> None:
+        hosted = box.hosted
+        try:
+            async with self._trims:
+                await self._journals.trim(
+                    self.kind, hosted.shard, box.journal, hosted.fence, effect.upto, effect.forget
+                )
+        except StoreError as error:
+            log.warning("the mailbox of %s %r: %s", self._host.name, box.key, text_of(error))
+            effects = box.machine.on_trim_failed(forgets=effect.forget)
+        else:
+            effects = box.machine.on_trimmed(effect.upto, forgotten=effect.forget)
+        self._act(box, effects)
+        self._after(box)
+
+    def _after(self, box: EntityMailbox) -> None:
+        """Let a shard that stops go on, if it waited for this mailbox. Refuse the rest of one that
+        was closed before its append had an answer."""
+        if box.closed:
+            error = EntityFailed("StoreUnavailable", f"{box.key!r} has left, its store is silent")
+            for message in box.machine.leave():
+                self._host.counts.lose("stopped", box.key, *message[:4])
+                message.refuse(error)
+        elif box.hosted.stopping is not None:
+            self._host.maybe_down(box.hosted)
+
+    # ---- recovery
+
+    def _recover(self, hosted: Shard, key: str) -> None:
+        """Take over the mailbox of a listed entity, now or once there is room for its messages."""
+        self._recovering.append((hosted, key))
+        self._recover_some()
+
+    def _recover_some(self) -> None:
+        while self._recovering and self._opening < AT_ONCE and self.size < self._size_max:
+            hosted, key = self._recovering.popleft()
+            if self._host.shards.get(hosted.shard) is not hosted or hosted.stopping is not None:
+                continue
+            self._opening += 1
+            self._spawn(self._take_over(hosted, key))
+
+    async def _take_over(self, hosted: Shard, key: str) -> None:
+        try:
+            if self._belongs(hosted, key):
+                box = self._box_of(hosted, key, makes=True)
+                if box is not None and box.machine.is_empty:
+                    self._act(box, box.machine.doubt())
+            else:
+                await self._relocate(hosted, key)
+        finally:
+            self._opening -= 1
+            self._host.loop.call_soon(self._recover_some)
+
+    def _belongs(self, hosted: Shard, key: str) -> bool:
+        try:
+            return self._shard_of(key) == hosted.shard
+        except ConfigError:
+            return True  # it is nowhere else
+
+    async def _relocate(self, hosted: Shard, key: str) -> None:
+        """Send the messages of an entity that belongs to another shard to it, and remove them."""
+        place = (self.kind, hosted.shard, f"{hosted.shard}/{key}")
+        host, after = self._host, 0
+        sender = host.ref(host.kind.cls, key)._sender
+        try:
+            page: JournalPage = await self._journals.open(*place, hosted.fence, 0, PAGE)
+            while page.entries:
+                for mail in filter(None, (_read(entry)[0] for entry in page.entries)):
+                    to = delivery_key(sender, mail.method[1:])
+                    body = encode_number(mail.number)
+                    timeout = int(RELOCATION_S * 1000)
+                    await sender.ask(to, key, body, timeout, read_answer)
+                after = page.end
+                page = await self._journals.read(*place, after, PAGE)
+            await self._journals.trim(*place, hosted.fence, page.last, True)
+        except (StoreError, RequestError) as error:
+            log.warning("the mailbox of %s %r: %s", host.name, key, text_of(error))
+            host.loop.call_later(AGAIN_S, self._recover, hosted, key)
+        else:
+            self.lists.forget(hosted, key)
+
+    @staticmethod
+    async def _no_start(entity_id: str) -> None:
+        """Start nothing: the messages of an entity in another shard start it."""
+
+    # ---- shards
+
+    def open(self, hosted: Shard) -> None:
+        """Do nothing: the list of the shard is read, and names the entities with messages."""
+
+    def is_settled(self, hosted: Shard) -> bool:
+        """True if a shard that stops, and has no entity in memory, may leave: handled messages are
+        removed from the store, as far as it answers, and no append is under way."""
+        settled = True
+        for box in [box for box in self._boxes.values() if box.hosted is hosted]:
+            if not box.machine.stopping:
+                self._act(box, box.machine.stop())
+            settled = settled and box.machine.is_settled
+        return settled
+
+    def close(self, hosted: Shard) -> None:
+        """Forget a shard that leaves this node. Its messages that are not stored leave, too."""
+        for box in [box for box in self._boxes.values() if box.hosted is hosted]:
+            self._close(box)
+
+    def _close(self, box: EntityMailbox) -> None:
+        box.closed = True
+        self._arm(box)
+        self._boxes.pop(box.key, None)
+        self.size -= box.counted
+        left = box.machine.leave()
+        if left:
+            self._host.leave(box.hosted, box.key, left, None)
+
+    def stop(self) -> None:
+        """Cancel everything: the node ends."""
+        self.lists.stop()
+        self._tasks.cancel()
+        for box in self._boxes.values():
+            box.closed = True
+            self._arm(box)
+        self._boxes.clear()
+
+    def claim_again(self) -> None:
+        """Read every journal anew, and list its entity: the store may have lost something."""
+        self.lists.list_again()
+        for box in list(self._boxes.values()):
+            self._act(box, box.machine.doubt())
+
+    def sweep(self, tick: int) -> None:
+        """Trim, remove mailboxes that are empty, and keep entities with messages in memory. Called
+        about once a second."""
+        for box in list(self._boxes.values()):
+            if box.hosted.stopping is not None:
+                continue
+            self._act(box, box.machine.look())
+            if not box.machine.is_empty:
+                activation = self._host.find(box.key, box.hosted.shard)
+                if activation is not None:
+                    activation.used = tick
+        self._recover_some()
+
+    # ---- for operators, and figures
+
+    @property
+    def unstored(self) -> int:
+        """Messages that are here and neither stored nor with their entity."""
+        return sum(box.machine.unstored for box in self._boxes.values())
+
+    @property
+    def waiting(self) -> int:
+        """Messages that are stored, or about to be, and not handled."""
+        return sum(box.machine.waiting for box in self._boxes.values())
+
+    def stuck(self, limit: int) -> list[tuple[str, Mail]]:
+        """Return up to `limit` mailboxes whose first message has failed, the one with the oldest
+        first, by entity."""
+        failing = [
+            (key, mail)
+            for key, box in self._boxes.items()
+            if (mail := box.machine.failing) is not None and mail.stored is not None
+        ]
+        failing.sort(key=lambda row: row[1].stored.at if row[1].stored else 0)
+        return failing[:limit]
+
+    def mails(self, key: str) -> list[Mail]:
+        """Return the messages of an entity that are not handled, in order."""
+        box = self._boxes.get(key)
+        return [] if box is None else box.machine.mails()
+
+    def retry(self, key: str) -> int:
+        """Handle the message now that waits for its next attempt, of one entity or of all with an
+        empty `key`. Returns how many waited."""
+        boxes = [box for one, box in list(self._boxes.items()) if not key or one == key]
+        waiting = [box for box in boxes if box.machine.deadline() is not None]
+        for box in waiting:
+            self._act(box, box.machine.retry())
+        return len(waiting)
+
+    def skip(self, key: str, place: int) -> None:
+        """Give up the first message of an entity.
+
+        Raises:
+            Refused: the first one has another number, or is being handled. Nothing changed.
+        """
+        box = self._boxes.get(key)
+        if box is None or not box.machine.skip(place):
+            text = f"message {place} is not the first that waits in the mailbox of {key!r:.100}"
+            raise Refused(text, hint="`shardbus mailbox TYPE ID` has its number")
+        self._act(box, box.machine.retry())
+
+
+def mailboxes_of(host: Any, *services: Any) -> DurableMailboxes | None:
+    """Return the durable mailboxes of a host, for the services as `DurableMailboxes` takes them;
+    None if its type has none."""
+    return DurableMailboxes(host, *services) if host.kind.durable_mailbox else None
+
+
+class HandledMail:
+    """The call of the handler of one stored message, which reports its outcome."""
+
+    __slots__ = ("_box", "_mail", "_mailboxes", "_stored", "begun", "marked")
+
+    def __init__(
+        self,
+        mailboxes: DurableMailboxes,
+        box: EntityMailbox,
+        mail: Mail,
+        stored: StoredMail,
+        marked: Invoker,
+    ) -> None:
+        self._mailboxes, self._box, self._mail, self._stored = mailboxes, box, mail, stored
+        self.marked = marked
+        self.begun = False
+
+    async def __call__(self, entity: Any, message: None) -> None:
+        """Handle the message as the delivery that it is.
+
+        Raises:
+            Exception: as its handler does, after the outcome is on its way.
+        """
+        self.begun = True
+        outcome, error = HandOutcome.NOT_READY, "it was interrupted"
+        try:
+            outcome, error = await self._handle(entity)
+        except BaseException as raised:
+            outcome, error = outcome_of(raised), described(raised)
+            if outcome is not HandOutcome.REFUSED:
+                raise
+        finally:
+            self._mailboxes._ends_later(self._box, self._mail, outcome, error)
+
+    async def _handle(self, entity: Any) -> tuple[HandOutcome, str]:
+        number, marked = self._stored.number, self.marked
+        if self._mail.skips:
+            number = with_kind(number, NumberKind.SKIP)
+        assert marked.one is not None
+        try:
+            decoded = marked.one(encode_number(number))
+        except Exception as error:
+            return HandOutcome.REFUSED, described(error)
+        value = marked.function(entity, decoded)
+        if marked.is_async:
+            value = await value
+        return (HandOutcome.REPEATED if value == REPEATED else HandOutcome.DONE), ""
+
+
+def outcome_of(error: BaseException) -> HandOutcome:
+    """Return the outcome of a message whose handling has raised."""
+    if is_a(error, Rejection):
+        return HandOutcome.DONE
+    if is_a(error, StoreError, asyncio.CancelledError, GeneratorExit):
+        return HandOutcome.NOT_READY
+    if is_a(error, Unhandled) and error.declined:
+        return HandOutcome.REFUSED
+    return HandOutcome.FAILED
+
+
+def first_of_line(number: DeliveryNumber) -> DeliveryNumber:
+    """Return a delivery as one without an unconfirmed predecessor: the mailbox has it."""
+    kind, producer, era, seq, _, arguments = msgspec.structs.astuple(number)
+    return DeliveryNumber(kind, producer, era, seq, 0, arguments)
+
+
+def with_kind(number: DeliveryNumber, kind: NumberKind) -> DeliveryNumber:
+    """Return a delivery of another kind."""
+    _, *rest = msgspec.structs.astuple(number)
+    return DeliveryNumber(kind, *rest)
+
+
+def _no_arguments(payload: bytes) -> None:
+    """Decode nothing: the call has its message."""
+
+
+def _read(entry: bytes) -> tuple[StoredMail | None, bytes]:
+    try:
+        return read_mail(entry), entry
+    except ValueError:
+        return None, entry
