@@ -104,8 +104,8 @@ def _settings_of(name: str, kind: EntityType, settings: Settings) -> ShardingSet
         )
     check_remembering(name, chosen, kind.interface.instances)
     _check_carrying(name, kind, chosen)
-    state = kind.states is not None
-    check_mode(name, chosen.handoff, state=state, remember=chosen.remember)
+    state, durable = kind.states is not None, kind.durable_mailbox
+    check_mode(name, chosen.handoff, state=state, remember=chosen.remember, durable=durable)
     check_leases(name, chosen, settings.store)
     _check_lasting(name, chosen, settings.store.url)
     return chosen

@@ -126,15 +126,16 @@ MODES: dict[str, HandoffMode | None] = {BUFFER: None} | {
 """Every mode by the text that settings and messages have; None is `buffer`."""
 
 
-def check_mode(kind: str, text: str, *, state: bool, remember: bool) -> None:
-    """Check that a type may move in this mode. `state`: it declares a state.
+def check_mode(kind: str, text: str, *, state: bool, remember: bool, durable: bool = False) -> None:
+    """Check that a type may move in this mode. `state`: it declares a state. `durable`: its
+    entities have durable mailboxes.
 
     Raises:
         ConfigError: the mode runs two activations for a moment, and the type cannot bear that.
     """
     mode = MODES[text]
-    if mode is not None and mode.overlaps and (state or remember):
-        why = "state" if state else "remember"
+    if mode is not None and mode.overlaps and (state or remember or durable):
+        why = "state" if state else "remember" if remember else "durable_mailbox"
         raise ConfigError(
             f"{kind!r}: handoff {text} runs an entity at two nodes for a moment, which the type's"
             f" {why} forbids",
