@@ -52,6 +52,12 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
         "stale_entities", "entity_type count"
     ),
     ("direct_messages", "failed on a message of %s"): _event("message_failed", "entity_type"),
+    ("durable_mailboxes", "the mailbox of %s %r: %s"): _event(
+        "mailbox_store_failed", f"{_ENTITY} error"
+    ),
+    ("durable_mailboxes", "%s %r: a message of its mailbox is given up, %s: %s"): _event(
+        "mail_given_up", f"{_ENTITY} reason error"
+    ),
     ("entity_sends", "%s %r cannot deliver: %s"): _event("deliveries_stand", f"{_ENTITY} error"),
     ("entity_sends", "%s %r: a delivery to %s %r is given up, %s: %s"): _event(
         "delivery_given_up", f"{_ENTITY} to_type to_id reason error"

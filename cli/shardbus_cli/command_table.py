@@ -67,6 +67,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "dead-letters": ("dead_letters:app", "Messages that were dropped; send them again."),
         "reminders": ("reminders:app", "What entities are called for later."),
         "outbox": ("outbox:app", "Messages that clients have left to deliver."),
+        "mailbox": ("mailbox:mailbox", "Messages of durable mailboxes that are not handled."),
         "queue": ("work_queue:app", "Items of a queue of work, and those that were set aside."),
         "data": ("data:app", "The stored tables of shards."),
         "state": ("state:app", "The stored states of entities."),

@@ -179,6 +179,9 @@ ADVICE = {
     " pass over it by `shardbus projection skip`: `shardbus projection show NAME` has the errors",
     "projection-behind": "its handlers fail or are slow, or the store does not answer: see"
     " `shardbus projection show NAME`",
+    "mailbox-stuck": "its handler fails, its entity does not start, or the store does not answer:"
+    " `shardbus mailbox TYPE` has the errors; mend that, then `shardbus mailbox TYPE --retry`, or"
+    " give the message up by `shardbus mailbox TYPE ID --skip NUMBER`",
     "poison": "its effect is missing: mend the handler, then send it again; `shardbus dead-letters"
     " list --reason poison` has it if a node or an entity has sent it, else the log of the client"
     " has (`outbox_delivery_given_up`, or the DeliveryFailed that it got)",

@@ -291,6 +291,19 @@ PROJECTION_SCANNING = _entities.gauge(
     "projection_shards_scanning{entity_type}",
     "shards whose journals are not compared yet with a projection",
 )
+MAILS = _entities.counter(
+    "durable_mailbox_messages{entity_type,outcome}",
+    "messages of durable mailboxes that were `stored`, `recovered` from the store, `handled`, found"
+    " `repeated`, `failed` at an attempt, `given_up`",
+)
+MAILS_WAITING = _entities.gauge(
+    "durable_mailbox_waiting{entity_type}",
+    "messages in durable mailboxes here that are not handled",
+)
+MAILBOXES_STUCK = _entities.gauge(
+    "durable_mailboxes_stuck{entity_type}",
+    "durable mailboxes here whose first message has failed",
+)
 ENTITIES_WAITING = _entities.gauge(
     "entities_waiting_to_start{entity_type}",
     "remembered entities that have yet to start again here",

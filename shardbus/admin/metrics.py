@@ -61,6 +61,7 @@ class _Collector:
         yield from self._reminders()
         yield from self._queues()
         yield from self._projections()
+        yield from self._durable_mailboxes()
         yield from self._moves()
         yield from self._cluster()
         yield from self._process()
@@ -228,6 +229,20 @@ class _Collector:
                 stopped.add_metric([name], projecting.parts.stopped)
                 scanning.add_metric([name], projecting.scan.shards)
         return [handled, failed, missing, behind, lag, stopped, scanning]
+
+    def _durable_mailboxes(self) -> Iterable[Metric]:
+        messages, waiting = _counter(catalogue.MAILS), _gauge(catalogue.MAILS_WAITING)
+        stuck = _gauge(catalogue.MAILBOXES_STUCK)
+        for name, region in self._node.regions.items():
+            mailboxes = region.host.deliveries.mailboxes
+            if mailboxes is None:
+                continue
+            row = mailboxes.figures()
+            waiting.add_metric([name], row.pop("waiting"))
+            stuck.add_metric([name], row.pop("stuck"))
+            for outcome, count in row.items():
+                messages.add_metric([name, outcome], count)
+        return [messages, waiting, stuck]
 
     def _moves(self) -> Iterable[Metric]:
         notes, handoffs = _counter(catalogue.SHARDING_NOTES), _counter(catalogue.HANDOFFS)

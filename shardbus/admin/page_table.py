@@ -20,6 +20,7 @@ from shardbus.admin.pages import (
     handlers,
     health,
     history,
+    mailboxes,
     members,
     node,
     outboxes,
@@ -37,7 +38,7 @@ from shardbus.node.node import Node
 
 OF_CLUSTER = (health, overview, history, cluster, members)
 OF_TYPES = (shards, handlers, entities, explanation, sending, states, reminders, values)
-OF_EVENTS = (findings, checkup, events, dead_letters, node, outboxes, projections)
+OF_EVENTS = (findings, checkup, events, dead_letters, node, outboxes, mailboxes, projections)
 PAGES: tuple[Page[..., Any], ...] = declared_in(Page, *OF_CLUSTER, *OF_TYPES, *OF_EVENTS)
 
 

@@ -3,7 +3,8 @@
     hot shard     one shard gets a large part of its type's messages, and its node is under pressure
     hot entity    the same, and most of the messages are for one entity of that shard
     backlog       messages wait in mailboxes, or saves for the store
-    late          reminders are due and have not fired, a projection is behind
+    late          reminders are due and have not fired, a projection is behind, the first message
+                  of a durable mailbox has failed for long
     aside         items of work queues were set aside
     limits        file descriptors are nearly used up
     lag           the timers of a loop are late on average, though not at this moment
@@ -54,6 +55,8 @@ REMINDERS_LATE_S = 30.0
 """For which the first reminder has been due."""
 PROJECTION_LAG_S = 60.0
 """For which a projection has not handled an event."""
+MAILBOX_STUCK_S = 60.0
+"""For which the first message of a durable mailbox has waited that has failed."""
 POISON_S = 600.0
 """Since a delivery was given up."""
 OUTBOX_STUCK_S = 60.0
@@ -129,6 +132,11 @@ def _members(picture: Picture) -> Iterator[Finding]:
             elif lag > PROJECTION_LAG_S:
                 what = f"has not handled events for {lag:.0f} s"
                 yield Finding("projection-behind", str(kind), node, what)
+        for kind, (count, entity_id, age) in (row.get("mailboxes_stuck") or {}).items():
+            if age > MAILBOX_STUCK_S:
+                what = f"has {counted(count, 'durable mailbox', 'durable mailboxes')} whose first"
+                what += f" message has failed; that of {entity_id!r:.60} has waited for {age:.0f} s"
+                yield Finding("mailbox-stuck", str(kind), node, what)
         off = row.get("store_clock")
         if off is not None and abs(off) > CLOCK_S:
             what = f"has a clock that is {abs(off):.0f} s {'behind' if off > 0 else 'ahead of'} it"

@@ -743,6 +743,20 @@ class DurableMailboxes:
         """Messages that are stored, or about to be, and not handled."""
         return sum(box.machine.waiting for box in self._boxes.values())
 
+    def figures(self) -> dict[str, int]:
+        """Return the messages `waiting`, the mailboxes `stuck`, and counts since the start."""
+        counts = self.counts
+        return {
+            "waiting": self.waiting,
+            "stuck": len(self.stuck(len(self._boxes))),
+            "stored": counts.stored,
+            "recovered": counts.recovered,
+            "handled": counts.handled,
+            "repeated": counts.repeated,
+            "failed": counts.failed,
+            "given_up": sum(counts.given_up.values()),
+        }
+
     def stuck(self, limit: int) -> list[tuple[str, Mail]]:
         """Return up to `limit` mailboxes whose first message has failed, the one with the oldest
         first, by entity."""

@@ -36,6 +36,8 @@ STORE_WITHIN_S = 3.5
 """For the store to answer a checkup."""
 FULLEST = 3
 """Entities with the longest mailboxes, in a checkup."""
+STUCK_MAX = 1000
+"""Durable mailboxes whose first message has failed that a checkup counts."""
 FAILING_MAX = 20
 """Methods of a type that failed, in a checkup."""
 FAILED_S = 600.0
@@ -151,6 +153,7 @@ def answer_checkup(admin: Administration) -> dict[str, Any]:
         "reminders": _overdue_reminders(node),
         "queues": {name: list(sizes) for name, sizes in queue_sizes(node) if sizes.aside},
         "projections": _projections_behind(node),
+        "mailboxes_stuck": _stuck_mailboxes(node),
         "dropped": list(node.records.recent_drops.lately()),
         "settings": dict(_changed_settings(node)),
         "types": types,
@@ -230,6 +233,19 @@ def _projections_behind(node: Node) -> dict[str, list[float]]:
         for name, projecting in parts.items()
         if projecting is not None
     }
+
+
+def _stuck_mailboxes(node: Node) -> dict[str, list[Any]]:
+    """Return, of each type with a durable mailbox whose first message has failed, how many there
+    are, the entity of the oldest one, and for how many seconds that message has waited."""
+    rows: dict[str, list[Any]] = {}
+    for name, region in node.regions.items():
+        mailboxes = region.host.deliveries.mailboxes
+        stuck = [] if mailboxes is None else mailboxes.stuck(STUCK_MAX)
+        if stuck and stuck[0][1].stored is not None:
+            age = region.host.wall_clock() - stuck[0][1].stored.at / 1000
+            rows[name] = [len(stuck), stuck[0][0], max(0.0, age)]
+    return rows
 
 
 def _changed_settings(node: Node) -> Iterator[tuple[str, str]]:

@@ -90,7 +90,7 @@ class Host:
         self.activations = SimpleNamespace(walk=self.walk)
         self.deaf = SimpleNamespace(count=0, named=list)
         self.wall_clock = lambda: 1000.0
-        self.deliveries = SimpleNamespace(poison=[])
+        self.deliveries = SimpleNamespace(poison=[], mailboxes=None)
         self.runner = SimpleNamespace(
             mailbox_limits=FakeMailboxes(), reminding=None, projecting=None
         )

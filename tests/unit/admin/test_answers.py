@@ -65,6 +65,7 @@ QUESTIONS = """
     stats state_bytes suspension figures vitals table shard plan rebalance running entities leave
     places place slow stop limit change_state change_state_if shutdown_region checkup reload_keys
     cancel_reminders outbox outbox_openers values
+    mailboxes mailbox mailbox_retry mailbox_skip
     projections projection projection_part projection_retry projection_skip projection_rewind
     brief shard_map slow_reports recent_events losses dead_letters named_letters replay_letters
     load_history cluster_hour handlers shard_rates

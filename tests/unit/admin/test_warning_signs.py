@@ -157,6 +157,12 @@ SIGNS: list[tuple[Sign, list[tuple[str, str, str]]]] = [
         [("projection-stopped", KIND, C)],
     ),
     (
+        lambda p: update(
+            member(p, 2), mailboxes_stuck={KIND: [2, "a", 61.0], "fine": [1, "b", 59.0]}
+        ),
+        [("mailbox-stuck", KIND, C)],
+    ),
+    (
         lambda p: update(member(p, 2), projections={KIND: [0, 61.0]}),
         [("projection-behind", KIND, C)],
     ),
