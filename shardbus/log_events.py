@@ -84,9 +84,10 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ("reminded_shards", "the shards with reminders: %s"): _event(
         "reminded_shards_not_read", "error"
     ),
-    ("reminded_shards", "reminders in %d shards that the type has no more do not fire"): _event(
-        "reminders_of_former_shards", "shards"
-    ),
+    (
+        "reminded_shards",
+        "reminders and messages in %d former shards wait in the store",
+    ): _event("reminders_of_former_shards", "shards"),
     ("reminded_shards", "the reminders of %d entities of %r have moved"): _event(
         "reminders_moved", "count entity_type"
     ),

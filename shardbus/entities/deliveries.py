@@ -153,6 +153,13 @@ class EntityDeliveries:
         self.mailboxes = mailboxes
         self.receive = receive if mailboxes is None else mailboxes.take
 
+    def find_direct(
+        self, find: Callable[[str], Activation | None]
+    ) -> Callable[[str], Activation | None]:
+        """Return the function that finds entities for messages that their senders await: `find`, or
+        one that finds none of a type whose messages go by its mailboxes."""
+        return find if self.mailboxes is None else lambda entity_id: None
+
     def is_settled(self, hosted: Shard) -> bool:
         """True if no mailbox of a shard that stops has work under way."""
         return self.mailboxes is None or self.mailboxes.is_settled(hosted)

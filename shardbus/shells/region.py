@@ -232,15 +232,14 @@ class RegionShell:
     def _take_directly(self, runs: RunHandler) -> None:
         """Let entities here handle messages of this node where they are awaited."""
         node, host, outbox = self._node, self.host, self._node.loopback.outbox
-        stores = self.entity_type.durable_mailbox
-        if self.hosts and not stores and isinstance(outbox, LocalOutbox):
+        if self.hosts and isinstance(outbox, LocalOutbox):
             DirectMessages(
                 self.name,
                 node.loopback,
                 outbox,
                 host.runner,
                 runs,
-                host.active.get,
+                host.deliveries.find_direct(host.active.get),
                 self.entity_type.invokers,
                 self.sampling,
                 node.endpoint.sent,

@@ -1,5 +1,5 @@
-"""Homes for shards that have reminders, or events for a projection: a part of the shell of a
-coordinator.
+"""Homes for shards that have reminders, events for a projection, or messages in durable mailboxes:
+a part of the shell of a coordinator.
 
 A shard has a home from the first message for it on. A reminder is no message, so after a stop of
 the whole cluster, or after a node has left, nothing would ask for a home. So the coordinator asks
@@ -9,6 +9,9 @@ home. Only a home sets reminders, so no other shard can have got some meanwhile.
 **Projections.** The parts of a projection work without messages, too, so every shard whose journals
 a projection follows needs a home. By the default function these are all shards of the type; by a
 function of the application's they are those of the journals that the store lists.
+
+**Durable mailboxes.** The entities with messages are on lists of their shards, so every shard with
+such a list that is not empty needs a home.
 
 **Another layout.** With another number of shards, entities belong to other shards than those that
 the store has their reminders in. The table has its former layout until the first epoch under the
@@ -60,13 +63,15 @@ class SelfActing(msgspec.Struct, frozen=True):
     """Those that set reminders, with their shard functions."""
     followed: Collection[str] = ()
     """Those whose events a projection handles."""
+    listed: Collection[str] = ()
+    """The names of the lists of those with durable mailboxes."""
     shards: int = 0
     """The shards of the default function; 0: a function of the application's."""
 
     @property
     def any(self) -> bool:
         """True if there is such a type."""
-        return bool(self.reminds or self.followed)
+        return bool(self.reminds or self.followed or self.listed)
 
 
 class RemindedShards:
@@ -160,6 +165,7 @@ class RemindedShards:
         due: set[str] = set()
         if reminders is not None:
             due |= {one for name in acting.reminds for one in await reminders.due_shards(name)}
+        due |= {one for name in acting.listed for one in await self._store.remembered_shards(name)}
         if acting.followed and acting.shards:
             return due | {str(number) for number in range(acting.shards)}
         journals = journals_of(self._store)
@@ -190,7 +196,10 @@ class RemindedShards:
             chosen = sorted(due if first else due & freed)
             gone = self._ask_homes(chosen) if chosen else []
             if gone:
-                log.error("reminders in %d shards that the type has no more do not fire", len(gone))
+                log.error(
+                    "reminders and messages in %d former shards wait in the store",
+                    len(gone),
+                )
             first = False
             await self._some_freed.wait()
             await asyncio.sleep(PAUSE_S)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 import pytest
@@ -22,8 +23,14 @@ from shardbus import (
 from shardbus import (
     Refused as RefusedOrder,
 )
+from shardbus.deliveries.durable_mailbox import StoredMail, write_mail
+from shardbus.deliveries.numbers import DeliveryNumber, NumberKind
 from shardbus.entities.durable_mailboxes import LIST, DurableMailboxes
+from shardbus.shells.message_account import account_of
+from shardbus.store.memory import _Remembered
+from shardbus.store.memory_journals import MemoryJournal
 from shardbus.testing import TestCluster
+from tests.markers import long_only
 
 bus = ShardBus("mailboxes")
 failing: set[int] = set()
@@ -89,6 +96,13 @@ class Stored(Entity):
     @handler
     def get(self) -> list[int]:
         return self.state.numbers
+
+    @handler
+    async def copy(self, other: str) -> list[int]:
+        """Send the last number to another entity, and return the numbers there."""
+        to = self.context.ref(Stored, other)
+        await to.add.tell(self.state.numbers[-1])
+        return await to.get()
 
     def receive(self, message: object) -> None:
         self.state.numbers.append(-1)
@@ -162,22 +176,24 @@ async def test_tells_and_deliveries_are_stored_handled_and_removed() -> None:
         assert await ref.get() == [0, 1, 2, 3, 4, 5, 6, -1, 7]
 
 
-async def test_a_confirmed_message_outlives_every_node() -> None:
+@pytest.mark.parametrize("end", ["kill", "leave"])
+async def test_a_confirmed_message_outlives_every_node(end: str) -> None:
+    """Shards of nodes that died have homes at once; those of nodes that left have none."""
     async with TestCluster(bus, nodes=2) as cluster:
         ref = cluster.client().ref(Stored, "a")
         held.add(1)
         await ref.add.deliver(1)
         await ref.add.deliver(2)
-        for node in cluster.nodes:
-            await cluster.kill(node)
+        for node in list(cluster.nodes):
+            await (cluster.kill(node) if end == "kill" else cluster.leave(node))
         held.clear()
         await cluster.add("later")
         await cluster.settle()
-        await cluster.advance(5)
+        await cluster.advance(20)
         calls_after = list(calls)
         client = await cluster.connect("c2")
         assert await client.ref(Stored, "a").get() == [1, 2]
-        assert calls_after == [1, 1, 2]
+        assert calls_after[-1] == 2, "no message and no client is needed"
 
 
 async def test_a_poison_message_is_given_up_and_the_others_go_on() -> None:
@@ -346,3 +362,92 @@ def test_declarations_that_cannot_be() -> None:
         declare(durable_mailbox=1)(Plain)
     with pytest.raises(ConfigError, match="event-sourced"):
         declare(durable_mailbox=True)(Sourced)
+
+
+@pytest.mark.parametrize("seed", [0, *long_only(*range(1, 12))])
+async def test_each_confirmed_message_counts_once_whatever_fails(seed: int) -> None:
+    """Nodes are killed, suspended and lose the store, shards move; senders deliver all the time."""
+    dice = Random(seed)
+    async with TestCluster(bus, nodes=3, seed=seed) as cluster:
+        client = cluster.client()
+        refs = [client.ref(Stored, f"e{n}") for n in range(5)]
+        under_way: dict[asyncio.Future[None], tuple[int, int]] = {}
+        for number in range(60):
+            for at, ref in enumerate(refs):
+                under_way[asyncio.ensure_future(ref.add.deliver(number))] = (at, number)
+            if number % 10 == 5:
+                node = dice.choice([node for node in cluster.nodes if node.runs])
+                match dice.randrange(4):
+                    case 0:
+                        await cluster.kill(node)
+                        await cluster.add(f"after{number}")
+                    case 1:
+                        await cluster.leave(node)
+                        await cluster.add(f"after{number}")
+                    case 2:
+                        await cluster.lose_store(node)
+                    case _:
+                        await cluster.pause(node)
+                await cluster.advance(dice.random() * 10)
+                await cluster.heal()
+                for paused in cluster.nodes:
+                    if paused.paused:
+                        await cluster.resume(paused)
+            if number % 7 == 3:
+                failing.add(number)
+            if number % 7 == 6:
+                failing.clear()
+            await cluster.advance(dice.random() * 0.5)
+        failing.clear()
+        await cluster.advance(120)
+        for delivered in under_way:
+            await delivered
+        await cluster.settle()
+        await cluster.advance(120)
+        for ref in refs:
+            assert await ref.get() == list(range(60))
+        assert not left_in_store(cluster)
+
+
+async def test_the_account_of_messages_is_exact() -> None:
+    async with TestCluster(bus, nodes=2) as cluster:
+        client = cluster.client()
+        failing.add(3)
+        for number in range(8):
+            ref = client.ref(Stored, f"e{number % 3}")
+            await ref.add.tell(number)
+            await ref.add.deliver(number)
+            await ref.get()
+            await client.ref(Memory, "m").add.tell(number)
+        await client.ref(Stored, "e0").refuse.tell(9)
+        await cluster.advance(300)
+        for node in cluster.nodes:
+            for region in node._process.node.regions.values():
+                assert account_of(region).missing == 0
+
+
+async def test_messages_on_the_list_of_another_shard_reach_their_entity() -> None:
+    """As after a change of the shard function."""
+    async with TestCluster(bus, nodes=2) as cluster:
+        client, store = cluster.client(), cluster.world.store
+        right = cluster.nodes[0]._process.node.regions["stored"].router.shard_of("a")
+        wrong = next(shard for shard in map(str, range(6)) if shard != right)
+        deliver, bodies = NumberKind.DELIVER, (b"\x91\x01", b"\x91\x02")
+        numbers = [DeliveryNumber(deliver, "p", 0, n, 0, body) for n, body in enumerate(bodies, 1)]
+        entries = [write_mail(StoredMail(0, "!add", number)) for number in numbers]
+        kind, name = "$mailbox/stored", f"{wrong}/a"
+        store.data.journals[kind, name] = MemoryJournal(wrong, 0, entries=entries)
+        store.data.remembered["stored" + LIST, wrong] = _Remembered(0, ["a"])
+        await client.ref(Stored, "other").get()
+        for at in range(20):
+            await client.ref(Stored, f"e{at}").get()  # starts every shard
+        await cluster.advance(20)
+        assert await client.ref(Stored, "a").get() == [1, 2]
+        assert not left_in_store(cluster)
+
+
+async def test_entities_of_one_node_send_and_ask_each_other() -> None:
+    async with TestCluster(bus, nodes=1) as cluster:
+        ref = cluster.client().ref(Stored, "a")
+        await ref.add.deliver(5)
+        assert await ref.copy("b") == [5]
