@@ -1,10 +1,10 @@
 """Measure deliveries beside asks of the same handlers, in turn, at one node.
 
-One producer, 10,000 entities, 256 in flight: of counters without state, and of carts that save each
-change in Redis. The processor time of both processes for one message is measured, too: it does not
-depend on how busy the machine is.
+One producer, 10,000 entities, 256 in flight: of counters without state, of carts that save each
+change in Redis, and of the same carts with durable mailboxes (`mailbox`). The processor time of
+both processes for one message is measured, too: it does not depend on how busy the machine is.
 
-    python -m benchmarks.deliveries [counter] [cart]
+    python -m benchmarks.deliveries [counter] [cart] [mailbox]
 
 BENCH_RUNS (3) and BENCH_SECONDS (4) make it shorter or longer.
 """
@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.harness import IDS, IN_FLIGHT, RUNS, SECONDS, Side, asked, emit, median
 from benchmarks.saves import saving
+from benchmarks.saves_app import DurableCart
 from benchmarks.sides import Product
 from tests.redis_server import RedisServer
 
@@ -28,24 +29,31 @@ SIZE = 100
 
 
 class Delivered(Side):
-    """Deliver to the entities of another side's node."""
+    """Deliver to the entities of another side's node, of another type if it is given."""
 
     name = "deliver"
 
-    def __init__(self, product: Product) -> None:
-        self._product, self.host = product, product.host
+    def __init__(self, product: Product, kind: type | None = None) -> None:
+        self._product, self.host, self._kind = product, product.host, kind
+        self._calls: dict[str, Any] = {}
 
     async def __aexit__(self, *_: object) -> None:
         """Leave the node to the other side."""
 
     def ask(self, entity_id: str) -> Any:
         """Deliver to one entity."""
-        return self._product._call(entity_id).deliver(self._product.message)
+        if self._kind is None:
+            return self._product._call(entity_id).deliver(self._product.message)
+        call = self._calls.get(entity_id)
+        if call is None:
+            ref: Any = self._product.client.ref(self._kind, entity_id)
+            call = self._calls[entity_id] = ref.put
+        return call.deliver(self._product.message)
 
 
-async def compare(kind: str, product: Product) -> None:
-    """Measure both sides of one node."""
-    sides: list[Side] = [product, Delivered(product)]
+async def compare(kind: str, product: Product, to: type | None = None) -> None:
+    """Measure both sides of one node. `to`: the type that gets the deliveries."""
+    sides: list[Side] = [product, Delivered(product, to)]
     rates: dict[str, list[float]] = {side.name: [] for side in sides}
     costs: dict[str, list[tuple[float, float]]] = {side.name: [] for side in sides}
     for side in sides:
@@ -74,15 +82,17 @@ async def compare(kind: str, product: Product) -> None:
 
 async def main() -> None:
     """Measure and print."""
-    kinds = sys.argv[1:] or ["counter", "cart"]
+    kinds = sys.argv[1:] or ["counter", "cart", "mailbox"]
     if "counter" in kinds:
         async with Product() as product:
             await compare("counter", product)
-    if "cart" in kinds:
+    for kind, to in (("cart", None), ("mailbox", DurableCart)):
+        if kind not in kinds:
+            continue
         with tempfile.TemporaryDirectory() as folder, RedisServer(Path(folder)) as server:
             async with saving(f"redis://127.0.0.1:{server.port}/0") as product:
                 product.message = bytes(SIZE)
-                await compare("cart", product)
+                await compare(kind, product, to)
 
 
 if __name__ == "__main__":

@@ -41,5 +41,10 @@ class Cart(Entity):
         return len(self.state.content)
 
 
+@bus.entity(name="durable", shards=64, passivate_after=3600.0, durable_mailbox=True)
+class DurableCart(Cart):
+    """The same, with a durable mailbox."""
+
+
 if os.environ.get("BENCH_APP") == "saves":
     serve(os.environ["BENCH_CONTROL"], meter)

@@ -62,6 +62,9 @@ APPEND_BYTES = 1024 * 1024
 """Bytes of messages after which an append is full."""
 APPEND_MAX = 500
 """Messages of an append."""
+QUIET_LOOKS = 30
+"""Looks, about a second apart, without a message after which a mailbox is removed. Sooner would
+cost an entity with few messages more writes than the messages."""
 TRIM_PARTS = 4
 """Handled messages are trimmed when they are one of these parts of the bound."""
 
@@ -75,6 +78,8 @@ class DurableLimits(msgspec.Struct, frozen=True):
     retry_max: float = 30.0
     attempts: int = 10
     skips_poison: bool = True
+    trims_soon: bool = False
+    """Trim at each look: the entity keeps no record that outlives its node."""
 
     def pause(self, times: int) -> float:
         """Return the pause after that many failures in a row."""
@@ -268,8 +273,8 @@ class DurableMailbox:
         self._rows: dict[str, tuple[int, int]] = {}
         """By producer: era and number of its last delivery that was taken."""
         self._store_failures = 0
-        self._used = True
-        """Something has arrived since the last look."""
+        self._looks = 0
+        """Looks since something has arrived, or was handled."""
         self._trim_failed = False
 
     # ---- arrivals
@@ -316,7 +321,7 @@ class DurableMailbox:
 
     def arrives(self, mail: Mail) -> list[Effect]:
         """Take a message."""
-        self._used = True
+        self._looks = 0
         effects: list[Effect] = []
         if mail.stored is not None:
             self.waiting += 1
@@ -472,7 +477,7 @@ class DurableMailbox:
         effects: list[Effect] = []
         if self.in_hand is not mail:
             return effects
-        self.in_hand, self._used = None, True
+        self.in_hand, self._looks = None, 0
         match outcome:
             case HandOutcome.DONE | HandOutcome.REPEATED:
                 if mail.skips and outcome is HandOutcome.DONE:
@@ -549,18 +554,19 @@ class DurableMailbox:
         return effects
 
     def look(self) -> list[Effect]:
-        """Trim, and end the mailbox if nothing has come since the last look. Called about once a
+        """Trim, and end the mailbox if nothing has come for `QUIET_LOOKS`. Called about once a
         second."""
         effects: list[Effect] = []
-        used, self._used, self._trim_failed = self._used, False, False
+        self._looks += 1
+        self._trim_failed = False
         if self.step is not StoreStep.NONE or not self._is_known or self.stopping:
             self._go(effects)
-        elif self.is_empty and not used:
+        elif self._looks > QUIET_LOOKS and self.is_empty:
             if self.last:
                 self._trim(effects, forget=True)
             else:
                 effects.append(Quiet())
-        elif self.handled > self.trimmed:
+        elif self.limits.trims_soon and self.handled > self.trimmed:
             self._trim(effects)
         return effects
 

@@ -13,8 +13,8 @@ any other type to their activations as ever.
 **Found again.** An entity is on a list of its shard in the store, like a remembered one, before a
 message of it is confirmed, and until its journal is gone. The next home reads the list, and handles
 what is left. So no search of journals is needed, and a stale home, which cannot list an entity,
-confirms nothing. A mailbox that was empty for a second is removed, with its journal and the entry
-in the list: entities that get no messages leave nothing in the store.
+confirms nothing. A mailbox that was empty for half a minute is removed, with its journal and the
+entry in the list: entities that get no messages leave nothing in the store.
 
 **Another home of the id.** After a change of the shard function an id may belong to another shard
 than its list. Then its messages are sent to the entity as deliveries, under their numbers, before
@@ -31,6 +31,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from math import floor
 from typing import Any, Protocol
 from zlib import crc32
@@ -227,6 +228,7 @@ class DurableMailboxes:
             retry_max=max(delivery.retry, delivery.retry_max),
             attempts=delivery.attempts,
             skips_poison=delivery.on_poison == "skip",
+            trims_soon=host.kind.states is None,
         )
         self._size_max = settings.mailbox_bytes
         self.size = 0
@@ -390,7 +392,7 @@ class DurableMailboxes:
                 case OpenJournal():
                     self._spawn(self._open(box, effect))
                 case AppendMail():
-                    self._spawn(self._append(box, effect))
+                    self._append(box, effect)
                 case TrimJournal():
                     self._spawn(self._trim(box, effect))
                 case Hand(mail=mail):
@@ -538,14 +540,34 @@ class DurableMailboxes:
         self._act(box, effects)
         self._after(box)
 
-    async def _append(self, box: EntityMailbox, effect: AppendMail) -> None:
-        host, hosted, machine = self._host, box.hosted, box.machine
+    def _append(self, box: EntityMailbox, effect: AppendMail) -> None:
+        """Append messages. Most appends need no task: their entity is listed, and the node is not
+        suspended at their end."""
+        hosted = box.hosted
+        listing = self._list(box)
         entries = tuple([mail.data for mail in effect.group])
+        answer = self._journals.append(
+            self.kind, hosted.shard, box.journal, hosted.fence, effect.after, entries
+        )
+        if listing is None:
+            answer.add_done_callback(partial(self._on_append, box))
+        else:
+            self._spawn(self._finish_append(box, answer, listing))
+
+    def _on_append(self, box: EntityMailbox, answer: Any) -> None:
+        if answer.cancelled():
+            return  # the node ends
+        if answer.exception() is None and not self._host.gate.close_if_due():
+            self._act(box, box.machine.on_appended())
+            self._after(box)
+        else:
+            self._spawn(self._finish_append(box, answer, None))
+
+    async def _finish_append(
+        self, box: EntityMailbox, answer: Any, listing: asyncio.Future[None] | None
+    ) -> None:
+        host, machine = self._host, box.machine
         try:
-            listing = self._list(box)
-            answer = self._journals.append(
-                self.kind, hosted.shard, box.journal, hosted.fence, effect.after, entries
-            )
             if listing is not None:
                 await self._until_listed(box, listing)
             await answer
@@ -724,8 +746,9 @@ class DurableMailboxes:
         for box in list(self._boxes.values()):
             if box.hosted.stopping is not None:
                 continue
-            self._act(box, box.machine.look())
-            if not box.machine.is_empty:
+            if effects := box.machine.look():
+                self._act(box, effects)
+            if box.machine.waiting:
                 activation = self._host.find(box.key, box.hosted.shard)
                 if activation is not None:
                     activation.used = tick

@@ -170,7 +170,7 @@ async def test_tells_and_deliveries_are_stored_handled_and_removed() -> None:
         assert await ref.get() == [0, 1, 2, 3, 4, 5, 6, -1]
         assert calls == list(range(7))
         assert left_in_store(cluster)
-        await cluster.advance(5)
+        await cluster.advance(40)
         assert not left_in_store(cluster)
         await ref.add.deliver(7)
         assert await ref.get() == [0, 1, 2, 3, 4, 5, 6, -1, 7]
@@ -203,7 +203,7 @@ async def test_a_poison_message_is_given_up_and_the_others_go_on() -> None:
         await ref.add.deliver(1)
         await ref.add.deliver(2)
         assert await ref.get() == [], "an ask does not wait for the next attempt"
-        await cluster.advance(200)
+        await cluster.advance(250)
         assert await ref.get() == [2]
         assert calls.count(1) == 10
         mailboxes = mailboxes_of(cluster, Stored)
@@ -328,7 +328,7 @@ async def test_nothing_confirmed_is_lost_or_repeated_by_moves(mode: str, kind: A
             await cluster.advance(0.05)
         await asyncio.gather(*under_way)
         await cluster.settle()
-        await cluster.advance(5)
+        await cluster.advance(40)
         for ref in refs:
             if kind is Stored:
                 assert await ref.get() == list(range(30))
@@ -441,7 +441,7 @@ async def test_messages_on_the_list_of_another_shard_reach_their_entity() -> Non
         await client.ref(Stored, "other").get()
         for at in range(20):
             await client.ref(Stored, f"e{at}").get()  # starts every shard
-        await cluster.advance(20)
+        await cluster.advance(40)
         assert await client.ref(Stored, "a").get() == [1, 2]
         assert not left_in_store(cluster)
 
