@@ -160,6 +160,33 @@ class MailboxCounts(msgspec.Struct):
     """By reason: messages that were given up."""
 
 
+class MailNumbers:
+    """The numbers of messages to one type on one node. `writer` is the name under which it numbers
+    tells, which no other process has or had."""
+
+    def __init__(self, writer: str) -> None:
+        self.writer = writer
+        self.last = 0
+        """The number of the last tell that this node has numbered."""
+
+    def of(self, message: Message) -> DeliveryNumber | None:
+        """Return the number under which a message is stored; None if it only passes."""
+        name = message.invoker.name
+        if message.session is None:
+            if name.startswith(MARK):
+                return None
+            self.last += 1
+            deliver = NumberKind.DELIVER
+            return DeliveryNumber(deliver, self.writer, 0, self.last, 0, message.payload)
+        if not name.startswith(MARK) or name == RECORD:
+            return None
+        try:
+            number = read_number(message.payload)
+        except SchemaError:
+            return None  # its handler refuses it
+        return number if isinstance(number, DeliveryNumber) else None
+
+
 class EntityMailbox:
     """The mailbox of one entity of a shard here."""
 
@@ -234,9 +261,7 @@ class DurableMailboxes:
         self.size = 0
         """Bytes of the messages in memory."""
         self.counts = MailboxCounts()
-        self._writer = f"{host.node_name}/{crc32(host.name.encode()):x}.m"
-        self._last = 0
-        """The number of the last tell that this node has numbered."""
+        self._numbers = MailNumbers(f"{host.node_name}/{crc32(host.name.encode()):x}.m")
         self._boxes: dict[str, EntityMailbox] = {}
         self._recovering: deque[tuple[Shard, str]] = deque()
         self._opening = 0
@@ -293,7 +318,7 @@ class DurableMailboxes:
     def take(self, activation: Activation, message: Message) -> None:
         """Take a message for an entity: store it, or let it pass in its order."""
         activation.used = self._host.runner.tick
-        number = self._number_of(message)
+        number = self._numbers.of(message)
         asked = message.session is not None
         box = self._box_of(activation.shard, activation.key, makes=number is not None)
         if box is None:
@@ -313,23 +338,6 @@ class DurableMailboxes:
             self._host.counts.lose("mailbox_full", activation.key, *message[:4])
             return
         self._act(box, box.machine.arrives(Mail([message], stored, asked, data)))
-
-    def _number_of(self, message: Message) -> DeliveryNumber | None:
-        """Return the number under which a message is stored; None if it only passes."""
-        name = message.invoker.name
-        if message.session is None:
-            if name.startswith(MARK):
-                return None
-            self._last += 1
-            deliver = NumberKind.DELIVER
-            return DeliveryNumber(deliver, self._writer, 0, self._last, 0, message.payload)
-        if not name.startswith(MARK) or name == RECORD:
-            return None
-        try:
-            number = read_number(message.payload)
-        except SchemaError:
-            return None  # its handler refuses it
-        return number if isinstance(number, DeliveryNumber) else None
 
     def _accepts(
         self, box: EntityMailbox, number: DeliveryNumber, message: Message, size: int

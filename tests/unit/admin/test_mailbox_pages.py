@@ -82,7 +82,8 @@ async def test_an_operator_sees_and_mends_a_stuck_mailbox() -> None:
         shown = await on_node(cluster, pages.mailboxes(admin, "stored"))
         assert (shown["stuck"], sum(row["given_up"] for row in shown["nodes"])) == ([], 1)
         texts = [render(node._process.node).decode() for node in cluster.nodes]
-        line = 'shardbus_durable_mailbox_messages_total{entity_type="stored",outcome="given_up"} 1.0'
+        labels = '{entity_type="stored",outcome="given_up"}'
+        line = f"shardbus_durable_mailbox_messages_total{labels} 1.0"
         assert sum(line in text for text in texts) == 1
         with pytest.raises(ConfigError, match="durable_mailbox=True"):
             await on_node(cluster, pages.mailbox(admin, "plain", "a"))
