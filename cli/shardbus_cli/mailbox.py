@@ -42,18 +42,18 @@ def mailbox(
         raise CommandFailure("--skip needs an entity, and no --retry", code=ExitCode.USAGE)
     asked, path = NodeHttp(node), ("v1", "mailboxes", entity_type)
     if skip is not None:
-        text = asked.post(*path, "skip", id=entity_id, number=skip)
-        output.data(text) if as_json else output.note(f"message {skip} is given up")
+        answer = asked.post(*path, "skip", id=entity_id, number=skip)
+        if not answer.printed(as_json):
+            output.note(f"message {skip} is given up")
         return
     if retry:
-        text = asked.post(*path, "retry", id=entity_id)
-        output.data(text) if as_json else output.note(f"{asked.parse(text)['retried']} retried")
+        answer = asked.post(*path, "retry", id=entity_id)
+        if not answer.printed(as_json):
+            output.note(f"{answer['retried']} retried")
         return
-    text = asked.get(*path, *([] if entity_id is None else [entity_id]), limit=limit)
-    if as_json:
-        output.data(text)
+    answer = asked.read(*path, *([] if entity_id is None else [entity_id]), limit=limit)
+    if answer.printed(as_json):
         return
-    answer = asked.parse(text)
     if entity_id is not None:
         output.table(MESSAGE, answer["messages"])
         output.note(f"{answer['waiting']} waiting, at {answer['node']}")
@@ -61,5 +61,4 @@ def mailbox(
     output.table(("node", *FIGURES), answer["nodes"])
     if answer["stuck"]:
         output.table(("id", "node", *MESSAGE), answer["stuck"])
-    if answer["silent"]:
-        output.note(f"no answer from {', '.join(answer['silent'])}")
+    answer.check_silent()
