@@ -142,11 +142,11 @@ def simulate(
     from shardbus.simulation.nodes.move_kills import targets_of
     from shardbus.simulation.nodes.options import ANY_PHASE, DENSITIES, draw_node_options
 
-    _one_of("--strategy", strategy, STRATEGIES)
-    _one_of("--load", load, DENSITIES)
-    _one_of("--handoff", handoff, HANDOFFS)
-    _one_of("--homes", homes, HOMES)
-    _one_of("--links", links, LINKS)
+    for name, value, values in (
+        ("--strategy", strategy, STRATEGIES), ("--load", load, DENSITIES),
+        ("--handoff", handoff, HANDOFFS), ("--homes", homes, HOMES), ("--links", links, LINKS),
+    ):  # fmt: skip
+        _one_of(name, value, values)
     _one_of("--kill-at", kill_at or None, (ANY_PHASE, *map(str, targets_of(MODES[handoff]))))
     _check_kind(load, sharding=sharding, discovery=discovery, claims=claims)
     if links == "unfair" and (splits or kill_at or discovery or claims):

@@ -211,16 +211,16 @@ async def _backed_up(
     from shardbus.replica.backup_file import BackupWriter
     from shardbus.store.ring_reading import RingReader
 
-    reader = RingReader(cluster, peers_of(settings), network_of(settings), wait)
-    try:
-        with BackupWriter(target) as writer:
+    with BackupWriter(target) as writer:
+        reader = RingReader(cluster, peers_of(settings), network_of(settings), wait)
+        try:
             await reader.open()
             async for registers in reader.copy():
                 writer.add(registers)
             writer.complete(reader.ring)
-        return writer.rows, reader.ring.number
-    finally:
-        reader.close()
+        finally:
+            reader.close()
+    return writer.rows, reader.ring.number
 
 
 # -- restore and recover

@@ -80,7 +80,7 @@ class ShardNotHosted(Exception):
     """This node does not host the shard any more. Never leaves this module."""
 
 
-class Listed(Protocol):
+class ListedEntity(Protocol):
     """An entity that is to be listed: its activation, or its mailbox."""
 
     @property
@@ -148,7 +148,7 @@ class RememberedEntities:
         shard_list = self._lists.get(hosted)
         return shard_list is not None and entity_id in shard_list.listed
 
-    def add(self, hosted: Shard, activation: Listed) -> None:
+    def add(self, hosted: Shard, activation: ListedEntity) -> None:
         """Add an entity to the list, and start it afterwards."""
         shard_list = self._lists[hosted]
         shard_list.activations[activation.key] = activation
@@ -275,7 +275,7 @@ class ShardList:
         """Ids on the list in the store, that stay there."""
         self.wanted: dict[str, bool] = {}
         """Changes for the next write: True lists the id, False removes it."""
-        self.activations: dict[str, Listed] = {}
+        self.activations: dict[str, ListedEntity] = {}
         """Entities that start once the store has listed them."""
         self.read = False
         """The whole list was read."""

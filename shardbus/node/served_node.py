@@ -93,7 +93,7 @@ class ServedNode:
     def http_url(self) -> str:
         """The URL of the node's HTTP interface."""
         http = self.settings.http
-        return f"{scheme(http)}://{http.host}:{self.server.port}"
+        return f"{scheme(http)}://{Address(http.host, self.server.port)}"
 
     async def start(
         self, on_leave: Callable[[], None], rejoins_by: Sequence[str] = (), turn: int = 1

@@ -57,6 +57,14 @@ def counter(bus: ShardBus, entity_id: str = "a") -> Any:
     return bus.ref("counter", entity_id)
 
 
+async def test_the_url_of_a_node_at_an_ipv6_address_can_be_opened() -> None:
+    more = {"node__host": "::1", "http__host": "::1"}
+    async with asyncio.timeout(PATIENCE_S), application().run(settings(**more)) as node:
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
+            page = await client.get(f"{node.http_url}/readyz")
+        assert page.json()["status"] == "ok"
+
+
 async def test_an_application_runs_a_node_and_keeps_what_is_its_own() -> None:
     bus = application()
     before = (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), gc.get_threshold())

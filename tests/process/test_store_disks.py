@@ -53,6 +53,8 @@ async def test_a_store_survives_the_loss_of_all_disks_by_a_backup_and_of_two_wit
     before = dict(load.acked)
     code, text = await served.ask("backup", str(tmp_path / "backup"))
     assert code == 0, text
+    code, text = await served.ask("backup", str(tmp_path / "backup"))
+    assert (code, "is there already; name another file" in text) == (1, True), text
     after = dict(load.sent)
     code, text = await served.ask("verify", "--json")
     facts = json.loads(text.splitlines()[0])

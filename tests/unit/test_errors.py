@@ -41,6 +41,7 @@ SITES = {
     "embedding": {"NodeLost": 1},
     "entities/deferred": {"EntityFailed": 2, "MailboxFull": 1},
     "entities/deliveries": {"SchemaError": 1},
+    "entities/durable_mailboxes": {"EntityFailed": 2, "MailboxFull": 1},
     "entities/event_log": {"StateUnreadable": 1},
     "entities/host": {"Unhandled": 1},
     "entities/projecting": {"AskTimeout": 1, "StateUnreadable": 1},

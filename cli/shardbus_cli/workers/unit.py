@@ -17,6 +17,7 @@ from shardbus.config.settings import Settings
 from shardbus.guarded_log import GuardedLog
 from shardbus.http.guard import with_tokens
 from shardbus.http.server import scheme, serve, tls_files
+from shardbus.ids import Address
 from shardbus.node.run import notify
 from shardbus.quantities import how_ended
 from shardbus_cli import output
@@ -48,7 +49,7 @@ async def run_unit(
     app = create_front(unit, http, node.advertise or node.host)
     server = serve(app, http.host, http.port, tls_files(http))
     await server.start()
-    unit.url = f"{scheme(http)}://{http.host}:{server.port}"
+    unit.url = f"{scheme(http)}://{Address(http.host, server.port)}"
     stops = [signal.SIGTERM, signal.SIGINT]
     if settings.security.secret:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, unit.reload_keys)

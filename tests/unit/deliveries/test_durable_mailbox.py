@@ -42,9 +42,9 @@ def number_of(producer: str, seq: int, before: int = 0, era: int = 0) -> Deliver
     return DeliveryNumber(NumberKind.DELIVER, producer, era, seq, before, b"")
 
 
-def mail_of(producer: str, seq: int, *, asked: bool = True) -> Mail:
+def mail_of(producer: str, seq: int, *, is_ask: bool = True) -> Mail:
     stored = StoredMail(0, "!add", number_of(producer, seq))
-    return Mail([(producer, seq)], stored, asked, write_mail(stored))
+    return Mail([(producer, seq)], stored, is_ask, write_mail(stored))
 
 
 def box_of(*, fresh: bool = True, limits: DurableLimits = LIMITS) -> DurableMailbox:
@@ -114,7 +114,7 @@ def test_an_ask_waits_for_the_messages_before_it_and_not_for_a_failed_one() -> N
 
 def test_asks_do_not_wait_for_a_store_that_is_away() -> None:
     box = box_of()
-    tell, ask = mail_of("home", 1, asked=False), Mail(["a"])
+    tell, ask = mail_of("home", 1, is_ask=False), Mail(["a"])
     box.arrives(tell)
     box.arrives(ask)
     effects = box.on_append_failed(ValueError("away"), 0.0, definite=False)
@@ -125,7 +125,7 @@ def test_asks_do_not_wait_for_a_store_that_is_away() -> None:
 
 def test_an_append_that_failed_refuses_deliveries_and_keeps_tells() -> None:
     box = box_of()
-    delivery, tell = mail_of("p", 1), mail_of("home", 1, asked=False)
+    delivery, tell = mail_of("p", 1), mail_of("home", 1, is_ask=False)
     assert box.accept(number_of("p", 1), "m", 9) is Acceptance.TAKEN
     box.arrives(delivery)
     box.arrives(tell)
@@ -142,7 +142,7 @@ def test_an_append_that_failed_refuses_deliveries_and_keeps_tells() -> None:
 
 def test_a_tell_that_was_stored_all_the_same_is_not_appended_again() -> None:
     box = box_of()
-    tell = mail_of("home", 7, asked=False)
+    tell = mail_of("home", 7, is_ask=False)
     box.arrives(tell)
     box.on_append_failed(ValueError("no answer"), 0.0, definite=False)
     assert box.tick(1.0) == [OpenJournal(0)]
@@ -183,8 +183,8 @@ def test_deliveries_of_a_producer_are_taken_in_order(
     number: DeliveryNumber, decision: Acceptance
 ) -> None:
     box = box_of()
-    for known in (number_of("p", 5), number_of("r", 1, era=2)):
-        assert box.accept(known, "m", 1) is Acceptance.TAKEN
+    for earlier in (number_of("p", 5), number_of("r", 1, era=2)):
+        assert box.accept(earlier, "m", 1) is Acceptance.TAKEN
     assert box.accept(number, "m", 1) is decision
 
 

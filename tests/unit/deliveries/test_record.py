@@ -224,7 +224,7 @@ PLAIN = st.recursive(
 def turned(value: Any) -> Any:
     """The same value with each of its parts in the opposite order."""
     if isinstance(value, list):
-        return [turned(one) for one in reversed(value)]
+        return [turned(part) for part in reversed(value)]
     if isinstance(value, dict):
         return {key: turned(value[key]) for key in reversed(value)}
     return value
@@ -233,7 +233,7 @@ def turned(value: Any) -> Any:
 def parts(value: Any) -> Any:
     """A value without the order of its parts, to compare."""
     if isinstance(value, list):
-        return ("list", tuple(sorted((parts(one) for one in value), key=repr)))
+        return ("list", tuple(sorted((parts(part) for part in value), key=repr)))
     if isinstance(value, dict):
         return ("dict", tuple(sorted(((k, parts(v)) for k, v in value.items()), key=repr)))
     return (type(value).__name__, value)
