@@ -142,15 +142,14 @@ def simulate(
     from shardbus.simulation.nodes.move_kills import targets_of
     from shardbus.simulation.nodes.options import ANY_PHASE, DENSITIES, draw_node_options
 
-    for name, value, values in (
-        ("--strategy", strategy, STRATEGIES), ("--load", load, DENSITIES),
-        ("--handoff", handoff, HANDOFFS), ("--homes", homes, HOMES), ("--links", links, LINKS),
-    ):  # fmt: skip
-        _one_of(name, value, values)
+    _one_of("--strategy", strategy, STRATEGIES)
+    _one_of("--load", load, DENSITIES)
+    _one_of("--handoff", handoff, HANDOFFS)
+    _one_of("--homes", homes, HOMES)
+    _one_of("--links", links, LINKS)
     _one_of("--kill-at", kill_at or None, (ANY_PHASE, *map(str, targets_of(MODES[handoff]))))
     _check_kind(load, sharding=sharding, discovery=discovery, claims=claims)
-    if links == "unfair" and (splits or kill_at or discovery or claims):
-        _refuse("--links", "not with --splits, --kill-at, --discovery or --claims")
+    _check_links(links, splits or kill_at or discovery or claims)
     count = seeds or (SEEDS if seed is None else 1)
     numbers = range(seed or 0, (seed or 0) + count)
     plain = (draw(n, nodes, seconds, strategy, links) for n in numbers)
@@ -161,6 +160,12 @@ def simulate(
         parts = (failing_handlers, links, deliveries, events)
         drawn = [draw_node_options(n, *more, *parts) for n in numbers]
     _report(drawn, jobs, as_json)
+
+
+def _check_links(links: str, others: object) -> None:
+    """Refuse options that do not go together with unfair links."""
+    if links == "unfair" and others:
+        _refuse("--links", "not with --splits, --kill-at, --discovery or --claims")
 
 
 def _check_kind(load: str | None, *, sharding: bool, discovery: bool, claims: bool) -> None:

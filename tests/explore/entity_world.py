@@ -73,6 +73,7 @@ class SlowKeeper:
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
+        self.journals: Any = None
         self.states: dict[str, tuple[int, bytes | None]] = {}
         self.at_once = False
 

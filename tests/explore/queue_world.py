@@ -182,7 +182,7 @@ class QueueWorld:
             case PullWork():
                 worker = self.workers[name]
                 for number, attempt, lease, body in value:
-                    assert 0 < lease <= RULES.lease, "a lease of no use"
+                    assert 0 < lease <= RULES.lease + request.wait, "a lease of no use"
                     assert attempt >= 1
                     assert body not in self.confirmed, f"{body!r} was confirmed"
                     others = [o for o in self.workers.values() if o is not worker]

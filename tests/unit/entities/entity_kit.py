@@ -152,6 +152,7 @@ class Keeper:
         self.states: dict[str, tuple[int, bytes | None]] = {}
         self.fail_loads: list[Exception] = []
         self.fail_saves: list[Exception] = []
+        self.journals: Any = None
         self.loads = 0
         self.refused: list[str] = []
 

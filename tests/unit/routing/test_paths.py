@@ -163,7 +163,7 @@ OWN_SETTINGS = {
     "entity_recovery_strategy", "entity_recovery_constant_rate_frequency",
     "entity_recovery_constant_rate_number_of_entities", "state_limit", "state_compression",
     "state_ttl", "state_sweep_rate", "dead_letters", "dead_letter_bytes", "dead_letter_payloads",
-    "snapshot_after", "events_kept",
+    "snapshot_after", "events_kept", "durable_mailbox_messages", "durable_mailbox_bytes",
 }  # fmt: skip
 """Settings of the entities of a type, wherever they live."""
 
