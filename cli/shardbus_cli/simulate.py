@@ -138,7 +138,6 @@ def simulate(
     from shardbus.config.settings import HANDOFFS, HOMES
     from shardbus.sharding.handoff_modes import MODES
     from shardbus.simulation.membership.options import STRATEGIES, draw
-    from shardbus.simulation.membership.troubles import LINKS
     from shardbus.simulation.nodes.move_kills import targets_of
     from shardbus.simulation.nodes.options import ANY_PHASE, DENSITIES, draw_node_options
 
@@ -146,7 +145,6 @@ def simulate(
     _one_of("--load", load, DENSITIES)
     _one_of("--handoff", handoff, HANDOFFS)
     _one_of("--homes", homes, HOMES)
-    _one_of("--links", links, LINKS)
     _one_of("--kill-at", kill_at or None, (ANY_PHASE, *map(str, targets_of(MODES[handoff]))))
     _check_kind(load, sharding=sharding, discovery=discovery, claims=claims)
     _check_links(links, splits or kill_at or discovery or claims)
@@ -163,7 +161,10 @@ def simulate(
 
 
 def _check_links(links: str, others: object) -> None:
-    """Refuse options that do not go together with unfair links."""
+    """Refuse unknown links, and options that do not go together with unfair ones."""
+    from shardbus.simulation.membership.troubles import LINKS
+
+    _one_of("--links", links, LINKS)
     if links == "unfair" and others:
         _refuse("--links", "not with --splits, --kill-at, --discovery or --claims")
 
