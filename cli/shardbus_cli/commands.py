@@ -103,6 +103,8 @@ def run(
     try:
         app = command_line([called] if called else COMMANDS)
         ended_with = app(args=arguments, prog_name=usage_errors.PROGRAM, standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # an error of the output is this command's
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else ExitCode.OK
     except CommandFailure as failure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
@@ -32,7 +33,13 @@ NAMES = load()
 
 
 class TestPairStore(NAMES["TestPairStore"]):  # type: ignore[misc]
-    """The suite of the page's store."""
+    """The suite of the page's store, without the tests of reminders, which it does not keep: the
+    suite would skip them."""
+
+
+for name, test in inspect.getmembers(TestPairStore, inspect.isfunction):
+    if "keeps" in inspect.signature(test).parameters:
+        setattr(TestPairStore, name, None)
 
 
 async def test_it_is_opened_by_its_scheme(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
