@@ -37,8 +37,8 @@ class TestPairStore(NAMES["TestPairStore"]):  # type: ignore[misc]
     suite would skip them."""
 
 
-for name, test in inspect.getmembers(TestPairStore, inspect.isfunction):
-    if "keeps" in inspect.signature(test).parameters:
+for name, method in inspect.getmembers(TestPairStore, inspect.isfunction):
+    if "keeps" in inspect.signature(method).parameters:
         setattr(TestPairStore, name, None)
 
 
