@@ -13,6 +13,8 @@ Lines that begin with `#` are for the reader.
     $ stall n1 n2 3           messages from n1 to n2 take three seconds
     $ stopping takes 6        shards take six seconds to stop from now on
     $ store down | up | forgets    the state store answers or not, or loses everything
+    $ others take s3 s4       another cluster claims the next epoch and gives the shards homes of its own
+    $ others leave            it removes its homes from the store
     $ run 5                   time passes
 
 The lane shows messages with sender and receiver, shards that start and stop, and writes to the
@@ -35,6 +37,10 @@ from tests.records import replace
 from tests.scenarios.playing import Steady, replayed
 from tests.unit.sharding.sharding_net import SETTINGS, Net
 from tests.unit.sharding.sharding_process import Echo, Letter, Process
+
+
+OTHERS = NodeId("others", 1, 1)
+"""A node of another cluster on the same store."""
 
 
 class Stage(Net):
@@ -193,10 +199,25 @@ class Stage(Net):
                 self.store.forget()
             case ["store", "down" | "up" as state]:
                 self.store.down = state == "down"
+            case ["others", "take", *shards]:
+                self.take(shard.removeprefix("s") for shard in shards)
+            case ["others", "leave"]:
+                homes = self.store.homes
+                self.store.homes = {s: home for s, home in homes.items() if home[0] != OTHERS}
             case ["run", seconds]:
                 self.run_to(self.now + float(seconds))
             case _:
                 raise ValueError(f"no such command: {command}")
+
+    def take(self, shards: Iterable[str]) -> None:
+        """Grant the shards in the store as the coordinator of a cluster that has removed these
+        nodes."""
+        store = self.store
+        store.epoch, store.claimant = store.epoch + 1, OTHERS
+        for number, shard in enumerate(shards):
+            fence = (store.epoch << 32) + number
+            store.homes[shard] = OTHERS, fence
+            self._fences[shard] = self.written[shard] = fence
 
     def named(self, name: str) -> Process:
         return next(process for process in self.processes.values() if process.name == name)

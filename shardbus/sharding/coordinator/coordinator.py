@@ -492,7 +492,8 @@ class Coordinator:
             self._note("region_terminated", str(node))
 
     def _take_over(self, claimed: ev.EpochClaimed, now: float) -> None:
-        intents = self._ledger.load(self.epoch, claimed.table.homes)
+        former = 0 if self._epoch_claim.table_lost else self.epoch - 1
+        intents = self._ledger.load(self.epoch, claimed.table.homes, former)
         self._direct.recover(intents, now)
         if self._rows is not None:
             self._rows.load(claimed.table.homes)

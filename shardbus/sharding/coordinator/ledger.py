@@ -9,6 +9,11 @@ that regions reported and the table did not have, and the removal of freed shard
 wanted. `apply_write` applies the write to the table once it is durable. Between the two the table
 is as the store had it before, and the shards of the write have no settled home.
 
+The fence of a shard's home never falls. After a split in which both sides took turns at one table, a
+region may report a home from before the other side's last grant. Entities may have been loaded
+under that, and the store refuses the reported fence. The region keeps the shard under a new fence,
+and restarts it: `renewed`.
+
 A node may die while its shards are being written. `apply_write` finds that out: the shards are
 wanted again. Their fences are not used a second time.
 
@@ -131,6 +136,8 @@ class ReportFindings(msgspec.Struct, frozen=True):
     """Homes that both have."""
     adopted: list[Home]
     """Homes that count although the table has none, or an older one."""
+    renewed: list[Home]
+    """Homes that count under a new fence: the reported one is below the shard's last one."""
     losers: list[Home]
     """Homes that have ended because another home has a higher fence."""
     missing: list[Home]
@@ -142,6 +149,8 @@ class Ledger:
 
     __slots__ = (
         "_fence",
+        "_fences",
+        "_former",
         "_ops",
         "_unwanted",
         "adopted",
@@ -169,9 +178,15 @@ class Ledger:
         """Shards that have lost their home and get no other: the store may still have the row."""
         self._ops = 0
         self._fence = 0
+        self._fences: dict[str, int] = {}
+        """The fence of each shard's last stored home, whether or not the table still has it."""
+        self._former = 0
 
-    def load(self, epoch: int, rows: Mapping[str, tuple[NodeId, int]]) -> dict[str, Home]:
-        """Set the table to the stored one, under a new epoch; return the intents by shard."""
+    def load(
+        self, epoch: int, rows: Mapping[str, tuple[NodeId, int]], former: int = 0
+    ) -> dict[str, Home]:
+        """Set the table to the stored one, under a new epoch; return the intents by shard.
+        `former`: the last epoch before it, 0 if the store has lost its table."""
         homes, intents = split_intents(rows)
         nodes = sorted({node for node, _ in homes.values()})
         events: list[TableEvent] = [RegionRegistered(node) for node in nodes]
@@ -180,6 +195,8 @@ class Ledger:
         ]
         self.table = ShardTable(epoch, self.table.layout).updated_all(events)
         self._fence = max((home.fence for home in intents.values()), default=0)
+        self._fences = {shard: fence for shard, (_, fence) in homes.items()}
+        self._former = former
         return intents
 
     def take_fence(self) -> int:
@@ -244,13 +261,16 @@ class Ledger:
 
     def reconcile(self, node: NodeId, hosted: Iterable[Home]) -> ReportFindings:
         """Compare a region's shards with the table. Of two homes the one with the higher fence
-        counts."""
-        found = ReportFindings([], [], [], [])
+        counts. If its node is gone, the other one counts, under a new fence."""
+        found = ReportFindings([], [], [], [], [])
         reported = {home.shard: home for home in hosted if home.node == node}
         for shard, home in reported.items():
             rival = self.adopted.get(shard) or self.table.homes.get(shard)
             if rival == home:
                 found.confirmed.append(home)
+            elif rival is None and home.fence < self._last_fence(shard):
+                self.adopted[shard] = renewed = Home(shard, node, self.take_fence())
+                found.renewed.append(renewed)
             elif rival is None or home.fence > rival.fence:
                 self.adopted[shard] = home
                 found.adopted.append(home)
@@ -260,6 +280,11 @@ class Ledger:
         at_node = (self.table.homes[shard] for shard in self.table.shards_at(node))
         found.missing.extend(home for home in at_node if reported.get(home.shard) != home)
         return found
+
+    def _last_fence(self, shard: str) -> int:
+        """Return the fence below which no home of the shard counts. Without a row it is the first
+        one of the former coordinator, which may have granted the shard and removed the row."""
+        return self._fences.get(shard, self._former << EPOCH_SHIFT)
 
     def hosts_nothing(self, node: NodeId) -> bool:
         """True if no shard has its home at the node, or is about to get it."""
@@ -348,6 +373,7 @@ class Ledger:
                 self.history.record(shard, before, home, epoch, now, reported=reported)
             if home is None:
                 continue
+            self._fences[shard] = home.fence
             self.adopted.pop(shard, None)
             if home.node in self.table.regions:
                 events.append(ShardHomeAllocated(home))

@@ -20,9 +20,10 @@ members that may host the type, if these are fewer: others may not have it.
 
 A registration waits until membership shows its node, and while a write is under way, for it may
 change the pending writes. Then it is compared with the table. A shard that both have counts as
-started. A shard that only the region hosts is adopted. A shard that the region should host gets
-HostShard once more. Of two homes of one shard, the one with the lower fence gets HandOff. A region
-with another layout is refused, and the reason names both.
+started. A shard that only the region hosts is adopted, or renewed: if its fence is below the
+shard's last one, it gets a new fence and restarts where it is. A shard that the region should host
+gets HostShard once more. Of two homes of one shard, the one with the lower fence gets HandOff. A
+region with another layout is refused, and the reason names both.
 
 Source: S0.6, S2.5, S2.23, S2.24, S2.34-S2.36, S2.67, S2.75, B.19, B.64, B.65, N.1;
 docs/architecture.md.
@@ -274,6 +275,9 @@ class Registrar:
             self.notes.append(Note("adopted", f"shard {home.shard} at {node}"))
             if not self._direct.on_reported(home):
                 self._forget(home.shard)
+        for home in found.renewed:  # HostShard restarts it, once this is stored
+            self.notes.append(Note("renewed", f"shard {home.shard} at {node}"))
+            self._forget(home.shard)
         for home in found.confirmed:
             self._starts.forget(home.shard)
         for home in found.losers:

@@ -9,8 +9,9 @@ Then each process meets another server: with its next answer, or within `PROBE_S
 stores notice it.
 
 `lied` is True once it lost or restored data: its earlier answers do not hold any more. Until then,
-each access that it grants to a former home of an entity's state is reported to `on_stale`, and each
-epoch that it grants to `on_claimed`.
+each access that it grants to a former home of an entity's state is reported to `on_stale`, and so is
+each home of a shard under a fence below that of an earlier one. Each epoch that it grants is
+reported to `on_claimed`.
 
 Source: docs/simulation.md; N.7.
 """
@@ -124,11 +125,14 @@ class StoreServer:
     def record_homes(
         self, entity_type: str, homes: Mapping[str, tuple[NodeId, int] | None]
     ) -> None:
-        """Record that these homes were written."""
+        """Record that these homes were written. Report a fence below that of an earlier home."""
         for row, home in homes.items():
             if home is not None:
-                key = (entity_type, row)
-                self.fences_written[key] = max(home[1], self.fences_written.get(key, 0))
+                key, fence = (entity_type, row), home[1]
+                highest = self.fences_written.get(key, 0)
+                if fence < highest and not self.lied:
+                    self.on_stale(f"{key} has its home under fence {fence:x} after {highest:x}")
+                self.fences_written[key] = max(fence, highest)
 
     def latency(self) -> float:
         """Draw how long a request or an answer takes."""

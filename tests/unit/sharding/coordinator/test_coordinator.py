@@ -1340,6 +1340,29 @@ def test_a_region_that_shuts_down_is_not_out_while_its_adopted_home_is_written()
     assert (B, msg.RegionStopped(B)) in driver.persisted()
 
 
+def test_homes_of_a_lost_table_keep_their_fences() -> None:
+    """Gossip shows epoch 5, the store is empty: its entities have lost their fences, too."""
+    driver = CoordinatorDriver(floor=5)
+    running = Home("1", B, 4 << 32)
+    driver.handle(ev.MessageReceived(B, msg.Register(B, False, LAYOUT, (running,))))
+    driver.register(A)
+    assert driver.writes[-1].homes == {"1": (B, 4 << 32)}
+
+
+def test_an_outdated_home_restarts_where_it_is_under_a_new_fence() -> None:
+    """Epoch 5 was of another cluster, whose node C had the shard."""
+    stored = StoredTable(5, LAYOUT, {"1": (C, 5 << 32)})
+    driver = CoordinatorDriver(stored=stored)
+    outdated = ev.MessageReceived(B, msg.Register(B, False, LAYOUT, (Home("1", B, 4 << 32),)))
+    assert driver.handle(outdated) == [(B, msg.RegisterAck(6, A, ()))]
+    renewed = Home("1", B, 6 << 32)
+    assert driver.writes[-1].homes == {"1": (B, 6 << 32)}
+    driver.handle(outdated)
+    assert (B, msg.HostShard(6, (renewed,))) in driver.persisted()
+    assert dict(driver.coordinator.table.homes) == {"1": renewed}
+    assert "renewed" in driver.notes
+
+
 def test_fences_of_one_write_are_above_every_fence_that_it_adopts() -> None:
     driver = CoordinatorDriver()
     reported = Home("2", A, 99 << 32)

@@ -1,4 +1,5 @@
-"""The ledger: adopted homes around the death, the shutdown and the restart of their node."""
+"""The ledger: reported homes around the death, the shutdown and the restart of their node, and after
+a split."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from shardbus.sharding.allocation.strategies import AllocationStrategy, LeastSha
 from shardbus.sharding.coordinator.ledger import ANY_HOME, Ledger, Place, WantedHome, no_hosts
 from shardbus.sharding.messages import Home
 
-A, B = (NodeId(name, 1, 1) for name in "ab")
+A, B, C = (NodeId(name, 1, 1) for name in "abc")
 EPOCH = 3
 REPORTED = Home("1", B, 70)
 
@@ -114,6 +115,76 @@ def test_fences_are_above_those_adopted_in_the_same_write() -> None:
     writing = made.plan(by(LeastShard()), hosts)
     assert writing is not None
     assert writing.homes == {"2": high, "1": Home("1", A, high.fence + 1)}
+
+
+# A side of a split reports homes that the other side has granted anew since
+
+
+def taken_over(rows: dict[str, tuple[NodeId, int]]) -> Ledger:
+    """A ledger of epoch 6 on A and B, whose former coordinator, of epoch 5, is gone with node C."""
+    made = Ledger("crc32/8")
+    made.load(6, rows, 5)
+    for node in (A, B):
+        made.register(node, 0.0, proxy=False)
+    made.remove_nodes([node for node in made.table.regions if node == C], 0.0)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("row", "reported", "renewed"),
+    [
+        (5 << 32, (4 << 32) + 3, True),
+        (5 << 32, 5 << 32, False),
+        ((3 << 32) + 1, 4 << 32, False),
+        (None, (4 << 32) + 3, True),  # the former coordinator has removed the row
+        (None, 5 << 32, False),
+        (None, 6 << 32, False),
+    ],
+)
+def test_a_home_below_the_last_fence_of_its_shard_counts_under_a_new_one(
+    row: int | None, reported: int, renewed: bool
+) -> None:
+    made = taken_over({} if row is None else {"3": (C, row)})
+    home = Home("3", B, reported)
+    found = made.reconcile(B, [home])
+    assert found.adopted == ([] if renewed else [home])
+    assert [(new.shard, new.node, new.fence >> 32) for new in found.renewed] == (
+        [("3", B, 6)] if renewed else []
+    )
+    assert made.reconcile(B, [home]).renewed == []
+    writing = made.plan(by(LeastShard()), hosts)
+    assert writing is not None
+    assert writing.homes == {"3": found.renewed[0] if renewed else home}
+    assert made.apply_write(1.0) == [writing.homes["3"]]
+    assert made.wanted == {}
+
+
+def test_a_store_that_lost_its_table_has_no_last_fences() -> None:
+    made = Ledger("crc32/8")
+    made.load(6, {}, 0)
+    made.register(B, 0.0, proxy=False)
+    assert made.reconcile(B, [REPORTED]).adopted == [REPORTED]
+
+
+def test_the_last_fence_of_a_shard_stands_after_its_row_is_removed() -> None:
+    made = taken_over({"3": (A, 5 << 32)})
+    made.want("4")
+    made.plan(by(LeastShard()), hosts)
+    [home] = made.apply_write(1.0)
+    for former in (home, Home("3", A, 5 << 32)):
+        made.free(former, "drain", 1.0)
+    assert made.plan(by(LeastShard()), hosts) is not None
+    assert made.apply_write(1.0) == []
+    late = [Home("3", B, (4 << 32) + 3), Home("4", B, home.fence - 1)]
+    assert [new.shard for new in made.reconcile(B, late).renewed] == ["3", "4"]
+
+
+def test_of_two_outdated_homes_one_is_renewed_and_the_other_ends() -> None:
+    made = taken_over({"3": (C, 5 << 32)})
+    [renewed] = made.reconcile(A, [Home("3", A, 3 << 32)]).renewed
+    other = Home("3", B, 4 << 32)
+    assert made.reconcile(B, [other]).losers == [other]
+    assert made.adopted == {"3": renewed}
 
 
 def test_fences_of_a_write_that_came_to_nothing_are_not_used_again() -> None:
