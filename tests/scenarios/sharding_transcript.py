@@ -13,7 +13,7 @@ Lines that begin with `#` are for the reader.
     $ stall n1 n2 3           messages from n1 to n2 take three seconds
     $ stopping takes 6        shards take six seconds to stop from now on
     $ store down | up | forgets    the state store answers or not, or loses everything
-    $ others take s3 s4       another cluster claims the next epoch and gives the shards homes of its own
+    $ others take s3 s4       another cluster claims the next epoch and gives the shards homes
     $ others leave            it removes its homes from the store
     $ run 5                   time passes
 
@@ -37,7 +37,6 @@ from tests.records import replace
 from tests.scenarios.playing import Steady, replayed
 from tests.unit.sharding.sharding_net import SETTINGS, Net
 from tests.unit.sharding.sharding_process import Echo, Letter, Process
-
 
 OTHERS = NodeId("others", 1, 1)
 """A node of another cluster on the same store."""

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from shardbus.sharding.coordinator.ledger import Ledger
 from shardbus.simulation.nodes.options import draw_node_options
 from shardbus.simulation.nodes.run import NodeRun
+from shardbus.simulation.nodes.stores import StoreServer
 from tests.markers import long_only, soak_only
 from tests.records import replace
 
@@ -41,6 +43,19 @@ def test_a_paused_node_is_not_drained_behind_the_end_of_the_faults() -> None:
 @pytest.mark.long
 def test_a_survivor_that_is_weakly_up_may_stay_so_below_the_least_number() -> None:
     assert run(3404, seconds=10.0)[1] == ""
+
+
+@pytest.mark.long
+def test_a_shard_that_the_other_side_of_a_split_had_restarts_under_a_new_fence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its old fence is found at once, and without that check by the reminders that never end."""
+    split: dict[str, Any] = {"seconds": 10.0, "handoff": "drop"}
+    assert run(3622, **split)[1] == ""
+    monkeypatch.setattr(Ledger, "_last_fence", lambda *_: 0)
+    assert "under fence 100000000 after 200000001" in run(3622, **split)[1]
+    monkeypatch.setattr(StoreServer, "record_homes", lambda *_: None)
+    assert "was not called" in run(3622, **split)[1]
 
 
 def test_a_run_is_a_function_of_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:

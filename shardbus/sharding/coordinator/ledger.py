@@ -9,8 +9,8 @@ that regions reported and the table did not have, and the removal of freed shard
 wanted. `apply_write` applies the write to the table once it is durable. Between the two the table
 is as the store had it before, and the shards of the write have no settled home.
 
-The fence of a shard's home never falls. After a split in which both sides took turns at one table, a
-region may report a home from before the other side's last grant. Entities may have been loaded
+The fence of a shard's home never falls. After a split in which both sides took turns at one table,
+a region may report a home from before the other side's last grant. Entities may have been loaded
 under that, and the store refuses the reported fence. The region keeps the shard under a new fence,
 and restarts it: `renewed`.
 

@@ -9,8 +9,8 @@ Then each process meets another server: with its next answer, or within `PROBE_S
 stores notice it.
 
 `lied` is True once it lost or restored data: its earlier answers do not hold any more. Until then,
-each access that it grants to a former home of an entity's state is reported to `on_stale`, and so is
-each home of a shard under a fence below that of an earlier one. Each epoch that it grants is
+each access that it grants to a former home of an entity's state is reported to `on_stale`, and so
+is each home of a shard under a fence below that of an earlier one. Each epoch that it grants is
 reported to `on_claimed`.
 
 Source: docs/simulation.md; N.7.

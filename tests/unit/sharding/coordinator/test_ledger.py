@@ -1,5 +1,5 @@
-"""The ledger: reported homes around the death, the shutdown and the restart of their node, and after
-a split."""
+"""The ledger: reported homes around the death, the shutdown and the restart of their node, and
+after a split."""
 
 from __future__ import annotations
 
