@@ -79,6 +79,7 @@ class Node:
         """
         arguments = ["node", "start", "examples.flights:bus", "--store", store]
         arguments += ["--port", str(self.port), "--http-port", str(self.http_port)]
+        arguments += ["--set", "store.start_timeout=10s"]  # the store runs before the nodes
         if store.startswith(INSIDE):
             arguments += ["--set", f"store.port={self.store_port}"]
             arguments += ["--set", f"store.path={self.replica}"]

@@ -26,12 +26,7 @@ class Demo:
         self.process = subprocess.Popen(
             [sys.executable, "-u", "-m", "examples.flights.demo", *arguments],
             cwd=ROOT,
-            env=os.environ
-            | {
-                "TMPDIR": str(tmp),
-                "PYTHONPATH": f"{ROOT}:{ROOT / 'cli'}",
-                "SHARDBUS_STORE__START_TIMEOUT": "1s",
-            },
+            env=os.environ | {"TMPDIR": str(tmp), "PYTHONPATH": f"{ROOT}:{ROOT / 'cli'}"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
