@@ -125,11 +125,12 @@ class Admission:
         *,
         founds: bool = True,
         within: float = 0.0,
+        founder: Address | None = None,
         discovers: bool = False,
         claims: bool = False,
     ) -> JoinProgress:
         """Start to join by these seeds. Without seeds, found a cluster. `founds`, `within`,
-        `discovers` and `claims` are as in `Joiner`."""
+        `founder`, `discovers` and `claims` are as in `Joiner`."""
         if not seeds and founds and not discovers and not claims:
             return JoinProgress(step=JoinStep.FOUND_CLUSTER)
         self._joiner = Joiner(
@@ -139,6 +140,7 @@ class Admission:
             self.settings,
             founds=founds,
             within=within,
+            founder=founder,
             discovers=discovers,
             claims=claims,
             tried=self._tried,
@@ -153,10 +155,10 @@ class Admission:
         """Contact these members, too, which the store names."""
         return self._joiner.on_members_named(members, now) if self._joiner else JoinProgress()
 
-    @property
-    def in_no_cluster(self) -> Collection[Address]:
-        """The addresses at which processes have answered that they are in no cluster."""
-        return self._joiner.contacts.nacked if self._joiner else ()
+    def in_no_cluster(self, now: float) -> Collection[Address]:
+        """Return the addresses at which processes have answered just now that they are in no
+        cluster."""
+        return self._joiner.contacts.in_no_cluster(now) if self._joiner else ()
 
     def is_lost(self, now: float) -> bool:
         """True if this node's seeds are of no use, so that it looks for members in the store."""

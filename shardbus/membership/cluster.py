@@ -252,8 +252,8 @@ class ClusterMembership:
                 self._heartbeats.vitals = vitals
             case ev.LeaseResult(name, granted, counter) if name == FOUNDING:
                 self._on_claim(granted, counter, now)
-            case ev.ClaimRead(record):
-                self._on_claim_read(record, now)
+            case ev.ClaimRead():
+                self._on_claim_read(event, now)
             case ev.CheckClaim():
                 self._claim.hurry(now)
                 self._ask_for_claim(now)
@@ -341,16 +341,21 @@ class ClusterMembership:
     def _ask_for_claim(self, now: float) -> None:
         """Request the store's claim, to found by it, or to renew it. Look for members in its record
         if the seeds do not answer."""
-        asks = self._is_member() or self._admission.may_found(now)
+        asks = self._is_member() or self._may_found(now)
         if asks and (ask := self._claim.ask(self.gossip, now)):
             self._out.append(ask)
         elif not asks and self._admission.is_lost(now) and (read := self._claim.read(now)):
             self._out.append(read)
 
+    def _may_found(self, now: float) -> bool:
+        """True if this node joins, and founds a cluster if the store's claim is its own."""
+        admission = self._admission
+        return admission.may_found(now) and self._claim.permits(admission.in_no_cluster(now), now)
+
     def _on_claim(self, granted: bool | None, counter: int, now: float) -> None:
         claim = self._claim
         claim.on_result(granted, counter, now)
-        founds = not self._is_member() and claim.founds(now) and self._admission.may_found(now)
+        founds = not self._is_member() and claim.founds(now) and self._may_found(now)
         if founds:
             self._apply_progress(JoinProgress(step=JoinStep.FOUND_CLUSTER), self.me, now)
         if granted and self._is_member():
@@ -360,11 +365,12 @@ class ClusterMembership:
         elif granted is False and (read := claim.read(now)):
             self._out.append(read)
 
-    def _on_claim_read(self, record: ClaimRecord | None, now: float) -> None:
+    def _on_claim_read(self, read: ev.ClaimRead, now: float) -> None:
         """Act on the record of the cluster that has the store's claim."""
-        claim = self._claim
+        claim, record = self._claim, read.record
         if not self._is_member():
-            found = claim.on_record(record, self._admission.in_no_cluster, now)
+            elsewhere = self._admission.in_no_cluster(now)
+            found = claim.on_record(record, elsewhere, now, answered=read.answered)
             if not self._admission.joining:
                 return
             if found.refusal:
@@ -390,12 +396,18 @@ class ClusterMembership:
             return
         self._exchange.seeds = how.seeds
         if how.discovers or how.claims:
-            self._claim.start(how.seeds, discovers=how.discovers, joins_any=how.joins_any)
+            self._claim.start(
+                how.seeds,
+                discovers=how.discovers,
+                joins_any=how.joins_any,
+                rejoins=not how.founds,
+            )
         progress = self._admission.start(
             how.seeds,
             now,
             founds=how.founds,
             within=how.within,
+            founder=how.founder,
             discovers=how.discovers,
             claims=how.claims and not how.discovers,
         )

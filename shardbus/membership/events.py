@@ -30,8 +30,9 @@ class JoinSelf(msgspec.Struct, frozen=True):
 
 
 class JoinSeeds(msgspec.Struct, frozen=True):
-    """Join through one of these nodes. Only the first of them may found a cluster, and none without
-    `founds`. `within`: the seconds after which a node without `founds` gives up; 0 is never.
+    """Join through one of these nodes. Only the first of them may found a cluster. Without `founds`
+    the node rejoins: it gives up after `within` seconds, 0 is never, and founds only if it is the
+    `founder`, with `claims`, and once no member lives at any of these addresses.
     `discovers`: ContactsFound reports the nodes, and the holder of the store's claim founds.
     `claims`: without discovery, too, only that holder does. `joins_any`: the node joins whatever
     cluster has the store. An empty list is the same as JoinSelf."""
@@ -42,6 +43,7 @@ class JoinSeeds(msgspec.Struct, frozen=True):
     discovers: bool = False
     claims: bool = False
     joins_any: bool = False
+    founder: Address | None = None
 
 
 class ContactsFound(msgspec.Struct, frozen=True):
@@ -155,9 +157,10 @@ class LeaseResult(msgspec.Struct, frozen=True):
 
 
 class ClaimRead(msgspec.Struct, frozen=True):
-    """The answer to ReadClaim. None: there is no record, or the store could not be reached."""
+    """The answer to ReadClaim. None: there is no record, or the store has not `answered`."""
 
     record: ClaimRecord | None
+    answered: bool = True
 
 
 class CheckClaim(msgspec.Struct, frozen=True):

@@ -13,6 +13,10 @@ memory of one process is shared with no node, so there the first seed founds wit
                                its cluster (`claim_record`); of many members the first `RENEWERS`,
                                and the others once in its time
     a node that is refused     reads the record, and so does a node whose seeds do not answer
+    a node that rejoins        requests the claim only if it is the first seed, or has none; each
+                               member that it knew, each seed and each member in the record has
+                               answered just now that it is in no cluster. It frees no claim: that
+                               has to lapse, so members that it never knew are in its way, too
     with `new_cluster` off     a node never asks before it is a member
 
 The owner of the claim is the cluster: a number derived from its founder, which spreads with the
@@ -70,6 +74,8 @@ ASK_AGAIN_AFTER = 0.5
 """Seconds between two requests of a node that joins."""
 READ_AGAIN_AFTER = 2.0
 """Seconds between two looks at the record, of a node whose seeds do not answer."""
+LOOK_LASTS = 5.0
+"""Seconds for which a node that rejoins relies on a look at the record."""
 RENEW_PART = 0.25
 TRUSTED_PART = 0.5
 """A grant founds a cluster for this part of its time."""
@@ -103,7 +109,7 @@ class FoundingClaim:
     def __init__(self, me: NodeId, settings: ClusterSettings) -> None:
         self._me = me
         self._lasts, self._may_found = settings.founding_claim, settings.new_cluster
-        self._on = self._waits = self._joins_any = False
+        self._on = self._waits = self._joins_any = self._rejoins = False
         self._asked: tuple[str, float] | None = None
         """The owner in the last request without an answer, and when it was made."""
         self._ask_at = self._asked_at = -inf
@@ -117,6 +123,8 @@ class FoundingClaim:
         self._written = 0
         self._read_at: float | None = -inf
         """When the record may be read again; None while it is being read."""
+        self._looked_at = -inf
+        """When the store showed the record; -inf if its last answer was none."""
         self._record: ClaimRecord | None = None
         self._lives = False
         """The record has changed, or the claim was renewed, since it was seen first."""
@@ -130,7 +138,12 @@ class FoundingClaim:
         return self._on
 
     def start(
-        self, seeds: Iterable[Address] = (), *, discovers: bool = True, joins_any: bool = False
+        self,
+        seeds: Iterable[Address] = (),
+        *,
+        discovers: bool = True,
+        joins_any: bool = False,
+        rejoins: bool = False,
     ) -> None:
         """Take part.
 
@@ -138,8 +151,10 @@ class FoundingClaim:
             seeds: the seeds of this node that are addresses.
             discovers: its contacts are discovered, so that it waits where another node is refused.
             joins_any: it joins whatever cluster has the store.
+            rejoins: it was downed, and has the members that it knew as seeds.
         """
         self._on, self._waits, self._joins_any = True, discovers, joins_any
+        self._rejoins = rejoins and not discovers
         self._own = (self._me.address, *seeds)
         self._known = dict.fromkeys(self._own)
         self._may_found = self._may_found or not (discovers or self._own[1:])
@@ -205,6 +220,14 @@ class FoundingClaim:
         """True if this node may found a cluster now."""
         return self._on and now < self._granted_at + self._lasts * TRUSTED_PART
 
+    def permits(self, elsewhere: Collection[Address], now: float) -> bool:
+        """True unless the record is in the way of founding by the claim: it may name a member of
+        the cluster that has downed this node. `elsewhere` is as in `on_record`."""
+        if not self._rejoins:
+            return True
+        ended = self._record is None or self._record.has_ended((self._me.address, *elsewhere))
+        return now < self._looked_at + LOOK_LASTS and ended
+
     def valid(self, now: float) -> bool:
         """True if the cluster surely has the claim."""
         return now < self._valid_until
@@ -254,18 +277,25 @@ class FoundingClaim:
         return ReadClaim()
 
     def on_record(
-        self, record: ClaimRecord | None, elsewhere: Collection[Address], now: float
+        self,
+        record: ClaimRecord | None,
+        elsewhere: Collection[Address],
+        now: float,
+        *,
+        answered: bool = True,
     ) -> ClaimFinding:
         """Judge the record, before this node is a member. `elsewhere`: addresses at which processes
-        have answered that they are in no cluster."""
+        have answered that they are in no cluster. `answered`: the store has."""
         self._take(record, now)
+        self._looked_at = now if answered else -inf
         if record is not None and record.number == self.own_number:
             return ClaimFinding()
         if record is None or not (self._joins_any or record.meets(self._own)):
             if self._lives and not self._waits:
                 return ClaimFinding(refusal=self._refusal())
             return ClaimFinding()
-        free = not self._lives and record.has_ended((self._me.address, *elsewhere))
+        ended = record.has_ended((self._me.address, *elsewhere))
+        free = ended and not (self._lives or self._rejoins)
         return ClaimFinding(record.members, FreeClaim(record) if free else None)
 
     def _take(self, record: ClaimRecord | None, now: float) -> None:

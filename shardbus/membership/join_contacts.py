@@ -8,6 +8,9 @@
 Contacts that are looked up get InitJoin in turns, `ASKED_MAX` at a time; the time of the first one
 is noted, so that a contact may be called silent.
 
+The process of an InitNack may join a cluster a moment later, and be cut off. So the answer is proof
+for `NACK_LASTS` only: longer than the pause between two questions, shorter than a store's claim.
+
 Not here: when to ask, and what an answer means for the attempt (`joining`).
 
 Source: S1.32, B.1-B.3, B.144.
@@ -21,6 +24,8 @@ from shardbus.ids import Address, NodeId
 
 ASKED_MAX = 20
 """Contacts that get InitJoin at a time."""
+NACK_LASTS = 10.0
+"""Seconds for which an InitNack proves that there is no member at its address."""
 
 
 class JoinContacts:
@@ -34,7 +39,8 @@ class JoinContacts:
         """Members that the store names."""
         self.looked_up = False
         """True once contacts have been looked up."""
-        self.nacked: dict[Address, None] = {}
+        self.nacked: dict[Address, float] = {}
+        """When the process at an address answered last that it is in no cluster."""
         self._acked: dict[Address, NodeId] = {}
         self._asked_since: dict[Address, float] = {}
         self._turn = 0
@@ -66,11 +72,12 @@ class JoinContacts:
     def on_ack(self, at: Address, sender: NodeId) -> None:
         """Record that a member answers at this address."""
         self._acked[at] = sender
+        self.nacked.pop(at, None)
 
-    def on_nack(self, at: Address, sender: NodeId) -> None:
+    def on_nack(self, at: Address, sender: NodeId, now: float) -> None:
         """Record that the process at this address is in no cluster, unless it has been a member."""
         if self._acked.get(at) != sender:
-            self.nacked[at] = None
+            self.nacked[at] = now
             self._asked_since.pop(at, None)
 
     def remove(self, at: Address) -> None:
@@ -86,6 +93,15 @@ class JoinContacts:
     def all_nacked(self) -> bool:
         """True if every contact is in no cluster."""
         return all(one in self.nacked for one in self.addresses)
+
+    def in_no_cluster(self, now: float) -> list[Address]:
+        """Return the addresses at which no member lives, by answers that are proof still."""
+        return [at for at, since in self.nacked.items() if now - since < NACK_LASTS]
+
+    def all_in_no_cluster(self, now: float) -> bool:
+        """True if there are contacts, and no member lives at any. A silent one is no proof."""
+        proved = self.in_no_cluster(now)
+        return bool(self.addresses) and all(one in proved for one in self.addresses)
 
     def all_quiet(self, silence: float, now: float) -> bool:
         """True if every contact is in no cluster, or has been silent for `silence` seconds."""

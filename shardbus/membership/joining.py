@@ -10,15 +10,17 @@
   first seed that does, and by a member beyond it (`trials`), and sends Join once it has passed.
 - A seed that turns out to be this node itself, by another name, is taken for its own address
   (`join_contacts`).
-- A node that rejoins after it was downed founds no cluster: its seeds are members of its former
-  view, which it perhaps cannot reach. It asks less and less often, every `ASK_REJOINING_MAX`
-  seconds at last, and stops with a reason after the time that it was given. Of other nodes, only
-  the first seed of the list may found one, and only if no other seed is in one: every other seed
-  has answered InitNack, or none has acknowledged within `seed_node_timeout`. Without this rule two
-  islands could arise at a cold start. A member on its way out is still in a cluster, though it
-  admits no node: it does not answer an InitJoin. It answers a Join with InitNack; since it has
-  acknowledged before, that does not count as being in no cluster, and the joining node contacts the
-  seeds again.
+- Only the first seed of the list may found a cluster, and only if no other seed is in one: every
+  other seed has answered InitNack, or none has acknowledged within `seed_node_timeout`. Without
+  this rule two islands could arise at a cold start. A member on its way out is still in a cluster,
+  though it admits no node: it does not answer an InitJoin. It answers a Join with InitNack; since
+  it has acknowledged before, that does not count as being in no cluster, and the joining node
+  contacts the seeds again.
+- A node that rejoins after it was downed has the members of its former view as seeds, and perhaps
+  cannot reach them. It asks less and less often, every `ASK_REJOINING_MAX` seconds at last, and
+  stops with a reason after the time that it was given. Silence lets it found nothing. It founds
+  only if it is the `founder`, the first seed of its settings, and every contact has answered
+  InitNack within `NACK_LASTS`, and then by the store's claim (`founding`).
 - Both sides compare greetings: cluster name, ranges of protocol versions, which must meet, and
   settings that must be equal. A
   refusal names both values and ends the attempt, because waiting does not change it. It names at
@@ -186,9 +188,9 @@ class JoinProgress(msgspec.Struct, frozen=True):
 
 
 class Joiner:
-    """One node's attempt to join by seeds. `founds` False: it rejoins, and founds no cluster.
-    `within`: the seconds after which it gives up rejoining; 0 is never. `claims`: the store's claim
-    decides whether it founds."""
+    """One node's attempt to join by seeds. `founds` False: it rejoins. `within`: the seconds after
+    which it gives up rejoining; 0 is never. `founder`: the node that may found anew among nodes
+    that rejoin; None is no node. `claims`: the store's claim decides whether it founds."""
 
     def __init__(
         self,
@@ -199,6 +201,7 @@ class Joiner:
         *,
         founds: bool = True,
         within: float = 0.0,
+        founder: Address | None = None,
         discovers: bool = False,
         claims: bool = False,
         tried: set[NodeId] | None = None,
@@ -208,11 +211,13 @@ class Joiner:
         self.greeting = greeting
         self.settings = settings
         self.contacts = JoinContacts(me.node.address, seeds)
-        self._first_named = seeds[0] if seeds else None
-        self._may_be_first = founds and settings.new_cluster and not discovers
+        self._first_named = next(iter(seeds), None) if founds else founder
+        self._may_be_first = settings.new_cluster and not discovers and (founds or claims)
         named_first = self._may_be_first and self._first_named == me.node.address
-        self.first = named_first or (founds and not seeds and not discovers)
+        self.first = founds and (named_first or not (seeds or discovers))
         self.rejoins, self.within = not founds, within
+        self.refounds = named_first and self.rejoins
+        """True if this node rejoins, and may found once no contact is in a cluster."""
         self.discovers, self.claims = discovers, claims
         self._is_due = False
         """True once only the store's claim keeps this node from founding."""
@@ -258,7 +263,7 @@ class Joiner:
                 ended = self._contact(now)
         if now < self._ask_at:
             return JoinProgress()
-        self._ask_at = now + self._pause()
+        self._ask_at = now + self._pause(now)
         progress = self._ask(now)
         return replace(progress, send=(*ended, *progress.send))
 
@@ -290,8 +295,10 @@ class Joiner:
 
     def is_lost(self, now: float) -> bool:
         """True if no seed has taken this node in for `seed_node_timeout`, or it may found."""
-        if not self.claims or self.rejoins or self.phase is not JoinPhase.CONTACTING:
+        if not self.claims or self.phase is not JoinPhase.CONTACTING:
             return False
+        if self.rejoins:
+            return self._refounds_now(now)
         return self._is_due or now >= self._phase_at + self.settings.seed_node_timeout
 
     def _found(self) -> JoinStep:
@@ -303,6 +310,8 @@ class Joiner:
 
     def may_found(self, now: float) -> bool:
         """True if no contact is in the way of founding by the store's claim."""
+        if self.rejoins and not self.discovers:
+            return self._refounds_now(now)
         if self.claims:
             return self._is_due and self.phase is JoinPhase.CONTACTING
         contacts = self.contacts
@@ -311,6 +320,11 @@ class Joiner:
             return False
         quiet = contacts.all_quiet(self.settings.founding_claim, now)
         return quiet and self.phase is JoinPhase.CONTACTING
+
+    def _refounds_now(self, now: float) -> bool:
+        """True if this node rejoins, and no member that it knew is in a cluster now."""
+        contacting = self.phase is JoinPhase.CONTACTING
+        return self.refounds and contacting and self.contacts.all_in_no_cluster(now)
 
     def has_asked(self, address: Address) -> bool:
         """True if this address belongs to a seed, to the target of the Join, or to another member
@@ -390,7 +404,7 @@ class Joiner:
         if self.phase is JoinPhase.JOINING and self._target_at is not None:
             why = "has not answered the request to join"
             return (BrokenLink(self._target_at, "messages", why, None, self._phase_at),)
-        nacked = self.contacts.nacked
+        nacked = self.contacts.in_no_cluster(now)
         return tuple(
             BrokenLink(one, "messages", NO_MEMBER if one in nacked else NO_ANSWER, None, since)
             for one in sorted(self.contacts.addresses, key=nacked.__contains__)
@@ -424,7 +438,7 @@ class Joiner:
         if self.phase is not JoinPhase.CONTACTING and sender == self.target:
             self._advance(JoinTrigger.TURNED_AWAY)
             ended = self._contact(now)
-        self.contacts.on_nack(at, sender)
+        self.contacts.on_nack(at, sender, now)
         return JoinProgress(tuple(ended), self._founds_now())
 
     def _founds_now(self) -> JoinStep:
@@ -437,7 +451,9 @@ class Joiner:
     def _on_own_answer(self, at: Address) -> JoinProgress:
         """This seed is the node itself, by another name."""
         self.contacts.remove(at)
-        self.first = self.first or (self._may_be_first and at == self._first_named)
+        named_first = self._may_be_first and at == self._first_named
+        self.first = self.first or (named_first and not self.rejoins)
+        self.refounds = self.refounds or (named_first and self.rejoins)
         return JoinProgress((), self._founds_now())
 
     def _advance(self, trigger: JoinTrigger) -> None:
@@ -448,8 +464,9 @@ class Joiner:
         """
         self.phase = following(TRANSITIONS, self.phase, trigger, "joining")
 
-    def _pause(self) -> float:
-        calm = self.rejoins and self.phase is JoinPhase.CONTACTING
+    def _pause(self, now: float) -> float:
+        contacting = self.phase is JoinPhase.CONTACTING
+        calm = self.rejoins and contacting and not self._refounds_now(now)
         if not calm and self.phase is not JoinPhase.TRYING:
             return ASK_AGAIN_AFTER
         self._rounds += 1

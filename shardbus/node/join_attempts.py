@@ -23,7 +23,7 @@ from shardbus.ids import Address
 from shardbus.membership import events as cluster
 from shardbus.membership.trials import BrokenLink
 from shardbus.node.join_waits import JoinWaits, Look
-from shardbus.node.rejoining import Rejoining, pause_before
+from shardbus.node.rejoining import Rejoining, founder, pause_before
 from shardbus.shells.discovery import Discovery
 from shardbus.store.protocol import StateStore
 from shardbus.store.urls import family
@@ -74,21 +74,31 @@ class JoinAttempts:
         if rejoins_by:
             within = self._settings.cluster.rejoin_within
             self.rejoining = Rejoining(rejoins_by, within, self._loop.time(), turn)
-            rejoin = partial(self.by, rejoins_by, founds=False, within=within)
+            first = founder(self._me, self._settings.node, rejoins_by)
+            rejoin = partial(self.by, rejoins_by, founds=False, within=within, first=first)
             self._rejoins_later = self._loop.call_later(pause_before(turn), rejoin)
         elif self._settings.node.join == "auto":
             self.by(self._settings.node.seeds)
 
-    def by(self, seeds: Iterable[str], *, founds: bool = True, within: float = 0.0) -> None:
+    def by(
+        self,
+        seeds: Iterable[str],
+        *,
+        founds: bool = True,
+        within: float = 0.0,
+        first: Address | None = None,
+    ) -> None:
         """Begin to join through these seeds, in the forms of `node.seeds`; without any, found a
-        cluster. With `founds` False, never do, except by the store's claim, and give up after
-        `within` seconds; 0 is never."""
+        cluster. With `founds` False, rejoin: give up after `within` seconds, 0 is never, and found
+        none, except by the store's claim, with discovery or as the node at the address `first`."""
         listed = parse_seeds(seeds)
         addresses, discovers = listed.addresses, listed.discovers
         self.began, self._denying = True, set()
         self._seeds = set(addresses) - {self._me}
         claims = self.shares_store
-        self._post(cluster.JoinSeeds(addresses, founds, within, discovers, claims, listed.store))
+        self._post(
+            cluster.JoinSeeds(addresses, founds, within, discovers, claims, listed.store, first)
+        )
         if discovers and self._discovery is None:
             self._discovery = Discovery(
                 listed, self._me, self._store, self._settings.cluster, self._contacts_found
@@ -121,12 +131,11 @@ class JoinAttempts:
 
     def describe(self, waits_for: str) -> str:
         """Return why a node waits that is in no cluster, and which ways to others do not work;
-        empty once it is a member. `waits_for`: its reason unless it rejoins."""
+        empty once it is a member. `waits_for`: why it does not found."""
         if self._is_member():
             return ""
-        if self.rejoining is not None:
-            waits_for = self.rejoining.describe(self._loop.time())
-        return "; ".join(filter(None, (waits_for, self._waits.describe())))
+        downed = "" if self.rejoining is None else self.rejoining.describe(self._loop.time())
+        return "; ".join(filter(None, (downed, waits_for, self._waits.describe())))
 
     async def close(self) -> None:
         """Make no further attempt."""

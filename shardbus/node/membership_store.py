@@ -98,14 +98,14 @@ class MembershipStore:
         self._post(ev.LeaseResult(wanted.name, granted, counter))
 
     async def _read(self) -> None:
-        record = None
+        record, answered = None, False
         try:
-            record = await claim_registry.read(self._store)
+            record, answered = await claim_registry.read(self._store), True
         except ShardBusError as e:
             log.debug("the record of the cluster that has the store was not read: %s", e)
         except Exception:
             log.exception("the record of the cluster that has the store was not read")
-        self._post(ev.ClaimRead(record))
+        self._post(ev.ClaimRead(record, answered))
 
     async def _update(self, work: Coroutine[None, None, None]) -> None:
         try:

@@ -12,8 +12,12 @@ A node that is downed soon after it has joined is disturbed by something that jo
 mend. So it waits before it asks, longer each time, up to `PAUSE_MAX_S`; after `CALM_S` as a member
 it begins anew, without a pause.
 
-Both waits end after `cluster.rejoin_within`: the side that stayed may be lost for good, and a node
-that rejoins founds no cluster. It then ends, and the seeds of its settings decide again.
+Both waits end after `cluster.rejoin_within`: the side that stayed may be lost for good, and silence
+lets a node that rejoins found no cluster. It then ends, and the seeds of its settings decide again.
+
+If every other node has restarted meanwhile, none of them founds, because the first seed answers
+them. So the `founder` founds anew by the store's claim, if no member lives at any of the addresses
+that it knew (`membership.joining`, `membership.founding`).
 
 Source: S3.42; docs/downing.md.
 """
@@ -24,8 +28,10 @@ import asyncio
 from collections.abc import Sequence
 
 from shardbus.backoff import doubling
-from shardbus.config.settings import Settings
+from shardbus.config.seeds import parse_seeds
+from shardbus.config.settings import NodeSettings, Settings
 from shardbus.errors import StoreUnavailable
+from shardbus.ids import Address
 from shardbus.membership.gossip import ON_THE_WAY_OUT
 from shardbus.membership.member import age_order
 from shardbus.membership.view import MembershipView
@@ -61,6 +67,22 @@ def contacts(view: MembershipView | None, seeds: Sequence[str]) -> tuple[str, ..
         return ()
     oldest = sorted(live, key=age_order)[:CONTACTS_MAX]
     return tuple(dict.fromkeys([*(str(member.node.address) for member in oldest), *seeds]))
+
+
+def founder(me: Address, node: NodeSettings, by: Sequence[str]) -> Address | None:
+    """Return the address of the node that may found anew: the first seed, or this node without
+    seeds. None if nobody may: an operator or a look-up decides, or there may be members beyond
+    those that it contacts.
+
+    Args:
+        me: this node's address.
+        node: its settings.
+        by: the addresses that it contacts, from `contacts`.
+    """
+    seeds = parse_seeds(node.seeds)
+    if node.join != "auto" or seeds.discovers or len(by) >= CONTACTS_MAX:
+        return None
+    return seeds.addresses[0] if seeds.addresses else me
 
 
 def pause_before(turn: int) -> float:

@@ -204,8 +204,10 @@ class Faults:
                 if self.options.discovery:
                     self.world.discover(again)
                     return
-                seeds = [Address.parse(seed).host for seed in by]
-                self.world.enter(again, *seeds, founds=False)
+                known = [Address.parse(seed).host for seed in by]
+                seeds = dict.fromkeys((*known, *SEEDS)) if self.options.claims else known
+                founder = SEEDS[0] if self.options.claims else ""
+                self.world.enter(again, *seeds, founds=False, founder=founder)
 
         self.world.later(self.dice.uniform(*BOUNCE_S), start)
 

@@ -127,10 +127,14 @@ class World(Timeline):
         self.nodes[name] = self.by_id[member.node] = process
         return process
 
-    def enter(self, process: Process, *seeds: str, founds: bool = True) -> None:
-        """Let the process join by these seeds; without any it founds a cluster."""
+    def enter(
+        self, process: Process, *seeds: str, founds: bool = True, founder: str = ""
+    ) -> None:
+        """Let the process join by these seeds; without any it founds a cluster. `founds` False: it
+        rejoins. `founder`: the node that may found anew."""
         addresses = tuple(address_of(seed) for seed in seeds)
-        joins = ev.JoinSeeds(addresses, founds, claims=self.leases.claims)
+        first = address_of(founder) if founder else None
+        joins = ev.JoinSeeds(addresses, founds, claims=self.leases.claims, founder=first)
         self.deliver(process, joins if seeds or self.leases.claims else ev.JoinSelf())
 
     def discover(self, process: Process) -> None:
@@ -400,8 +404,9 @@ class World(Timeline):
         self.later(self.leases.delay(), lambda: self.deliver(process, answer))
 
     def _read_claim(self, process: Process) -> None:
-        record = self.leases.record if self.leases.answers(process.name) else None
-        self.later(self.leases.delay(), lambda: self.deliver(process, ev.ClaimRead(record)))
+        answers = self.leases.answers(process.name)
+        read = ev.ClaimRead(self.leases.record if answers else None, answers)
+        self.later(self.leases.delay(), lambda: self.deliver(process, read))
 
     def _write_claim(self, record: ClaimRecord) -> None:
         if self.leases.answers():
