@@ -11,7 +11,13 @@ from shardbus.ids import Address, NodeId
 from shardbus.membership import events as ev
 from shardbus.membership.claim_record import ClaimRecord
 from shardbus.membership.cluster import ClusterMembership
-from shardbus.membership.founding import FOUNDING, ClaimFinding, FoundingClaim, owner_of
+from shardbus.membership.founding import (
+    FOUNDING,
+    LOOK_LASTS,
+    ClaimFinding,
+    FoundingClaim,
+    owner_of,
+)
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.joining import Joiner, JoinStep
 from shardbus.membership.member import Member, Status
@@ -19,11 +25,12 @@ from shardbus.membership.messages import PROTOCOL, Greeting
 from shardbus.membership.reachability import Flag
 from shardbus.membership.view import FoundingWaits, RivalCluster
 from tests.records import replace
-from tests.unit.membership.membership_net import Net
+from tests.unit.membership.membership_net import Net, Node
 
 SETTINGS = ClusterSettings()
 ME = NodeId("10.0.0.1", 7355, 77)
 B, C = Address("10.0.0.2", 7355), Address("10.0.0.3", 7355)
+D = Address("10.0.0.4", 7355)
 GREETING = Greeting("shop", PROTOCOL, {})
 LASTS = SETTINGS.founding_claim
 
@@ -270,6 +277,64 @@ def test_the_record_names_members_in_the_order_of_leaders_and_who_belongs_to_the
     assert set(first.members) <= {*left.members, *left.known}, "a former member belongs to it"
 
 
+# ---- a node that rejoins
+
+
+KNOWN = (ME.address, B, C)
+
+
+@pytest.mark.parametrize(
+    ("record", "elsewhere", "permits"),
+    [
+        (None, (), True),
+        (ClaimRecord(5, 3, 1, KNOWN), (B, C), True),
+        (ClaimRecord(5, 3, 1, (ME.address,)), (), True),
+        (ClaimRecord(5, 3, 1, KNOWN), (B,), False),
+        (ClaimRecord(5, 3, 1, (*KNOWN, D)), (B, C), False),
+        (ClaimRecord(5, 3, 1, (D,), KNOWN), (B, C), False),
+        (ClaimRecord(5, 3, 1, KNOWN, complete=False), (B, C), False),
+    ],
+    ids=[
+        "no record",
+        "each member has a new process",
+        "only this node was left",
+        "a member is silent",
+        "a member that it never knew",
+        "only members that it never knew",
+        "members are left out",
+    ],
+)
+def test_a_node_that_rejoins_founds_only_if_the_record_names_no_member_elsewhere(
+    record: ClaimRecord | None, elsewhere: tuple[Address, ...], permits: bool
+) -> None:
+    mine = FoundingClaim(ME, SETTINGS)
+    mine.start(KNOWN, discovers=False, rejoins=True)
+    assert not mine.permits(elsewhere, 100.0), "it has not looked"
+    mine.on_record(record, elsewhere, 100.0)
+    assert mine.permits(elsewhere, 100.0) is permits
+    assert not mine.permits(elsewhere, 100.0 + LOOK_LASTS), "the record may be another now"
+
+
+def test_a_store_that_does_not_answer_shows_a_node_that_rejoins_nothing() -> None:
+    mine = FoundingClaim(ME, SETTINGS)
+    mine.start(KNOWN, discovers=False, rejoins=True)
+    mine.on_record(theirs(), (B, C), 100.0)
+    assert mine.permits((B, C), 100.1)
+    mine.on_record(None, (B, C), 100.2, answered=False)
+    assert not mine.permits((B, C), 100.3)
+
+
+def test_a_node_that_rejoins_frees_no_claim() -> None:
+    """The claim of a cluster that lives is renewed, whoever its members are."""
+    mine = FoundingClaim(ME, SETTINGS)
+    mine.start(KNOWN, discovers=False, rejoins=True)
+    assert mine.on_record(theirs(), (B, C), 100.0) == ClaimFinding((B, C))
+
+
+def test_the_record_is_in_the_way_of_no_other_node() -> None:
+    assert refused((ME.address, B)).permits((), 100.0)
+
+
 # ---- contacts
 
 
@@ -490,3 +555,125 @@ def test_without_a_store_that_answers_no_seed_founds() -> None:
     assert not net.nodes["n1"].member
     net.store_up = True
     net.until(lambda: net.agreed(["n1"]), 10)
+
+
+# ---- rejoining where the others have restarted, over the network of the simulator
+
+TRIO = ("n1", "n2", "n3")
+
+
+def first_seed_downed(net: Net) -> Net:
+    """The first seed of the trio is cut off, downed and dead."""
+    for name in TRIO:
+        net.join(name, *TRIO)
+    net.until(lambda: net.agreed(TRIO), 30)
+    first = net.nodes["n1"]
+    net.partition(["n1"], TRIO[1:])
+    net.until(lambda: bool(first.stopped), 60)
+    net.kill("n1")
+    return net
+
+
+def rejoin(net: Net, name: str = "n1", *, founder: str = "n1") -> Node:
+    """The node rejoins through the trio."""
+    node = net.add(name)
+    net.enter(node, *TRIO, founds=False, founder=founder)
+    return node
+
+
+def numbers(net: Net) -> set[int]:
+    """The clusters of the members."""
+    return {p.machine.gossip.epochs[FOUNDING] for p in net.running() if p.member}
+
+
+def test_S3_42_the_first_seed_founds_anew_once_all_that_it_knew_are_in_no_cluster() -> None:
+    """By the claim of the former cluster, which has to lapse or to be freed."""
+    net = first_seed_downed(claiming())
+    again = rejoin(net)
+    for name in ("n2", "n3"):
+        net.kill(name)
+    net.heal()
+    net.run(5.0)
+    assert not again.member, "they are silent"
+    for name in ("n2", "n3"):
+        net.join(name, *TRIO)
+    net.until(lambda: net.agreed(TRIO), 40)
+    assert len(numbers(net)) == 1
+
+
+def test_S3_42_nodes_that_all_rejoin_form_a_cluster_again() -> None:
+    net = first_seed_downed(claiming())
+    for name in ("n2", "n3"):
+        net.kill(name)
+    net.heal()
+    for name in ("n3", "n2", "n1"):
+        rejoin(net, name)
+    net.until(lambda: net.agreed(TRIO), 40)
+    assert len(numbers(net)) == 1
+
+
+@pytest.mark.parametrize("founder", ["", "n2"])
+def test_S3_42_only_the_first_seed_founds_anew(founder: str) -> None:
+    net = first_seed_downed(claiming())
+    for name in ("n2", "n3"):
+        net.kill(name)
+    net.heal()
+    for name in ("n1", "n3"):
+        rejoin(net, name, founder=founder)
+    net.join("n2", *TRIO)
+    net.run(60.0)
+    assert not numbers(net)
+
+
+def test_S3_42_behind_a_wall_it_founds_nothing_though_one_of_the_others_has_restarted() -> None:
+    """The node that has restarted is in no cluster, and the other one lives in one."""
+    net = first_seed_downed(claiming())
+    before = numbers(net)
+    net.kill("n2")
+    net.heal()
+    net.partition(["n1", "n2"], ["n3"])
+    again, second = rejoin(net), net.join("n2", *TRIO)
+    net.run(120.0)
+    assert not again.member
+    assert not second.member
+    assert numbers(net) == before or net.nodes["n3"].stopped
+
+
+def test_S3_42_members_that_it_never_knew_are_in_its_way() -> None:
+    """They joined after it was downed, and have the claim. All that it knew have restarted."""
+    net = first_seed_downed(claiming())
+    net.heal()
+    for name in ("n4", "n5"):
+        net.join(name, *TRIO)
+    net.until(lambda: net.agreed(["n2", "n3", "n4", "n5"]), 30)
+    before = numbers(net)
+    for name in ("n2", "n3"):
+        net.kill(name)
+        left = [name for name in ("n2", "n3", "n4", "n5") if net.nodes[name].alive]
+        net.until(lambda: net.agreed(left), 60)  # noqa: B023  (it is called in the loop)
+    net.partition(["n1", "n2", "n3"], ["n4", "n5"])
+    again = rejoin(net)
+    for name in ("n2", "n3"):
+        net.join(name, *TRIO)
+    net.run(60.0)
+    assert not again.member
+    assert numbers(net) == before
+    net.heal()
+    net.until(lambda: net.agreed(["n1", "n2", "n3", "n4", "n5"]), 60)
+    assert numbers(net) == before
+
+
+def test_S3_42_while_the_store_is_away_it_founds_nothing() -> None:
+    net = first_seed_downed(claiming())
+    for name in ("n2", "n3"):
+        net.kill(name)
+    net.heal()
+    net.store_up = False
+    again = rejoin(net)
+    for name in ("n2", "n3"):
+        net.join(name, *TRIO)
+    net.run(60.0)
+    assert not again.member
+    net.store_up = True
+    net.until(lambda: net.agreed(TRIO), 40)
+    assert len(numbers(net)) == 1

@@ -12,6 +12,7 @@ from shardbus.membership import joining
 from shardbus.membership.admission import WAITING_MAX, Admission, admit, cookie_of
 from shardbus.membership.events import SendControl, Unsubscribe
 from shardbus.membership.gossip import Gossip
+from shardbus.membership.join_contacts import NACK_LASTS
 from shardbus.membership.joining import (
     Joiner,
     JoinPhase,
@@ -631,3 +632,82 @@ def test_S3_42_one_that_was_acknowledged_asks_often_again() -> None:
     assert joining.deadline() == 5.5
     for now in range(6, 4000, 5):
         assert joining.tick(now).step is JoinStep.NONE, "without a limit it never gives up"
+
+
+HOUR = 3600.0
+MINE, SEED, OTHER = NEW.address, S.address, T.address
+
+
+@pytest.mark.parametrize(
+    ("founder", "claims", "answers", "may"),
+    [
+        (MINE, True, {SEED: 0.0, OTHER: 0.0}, True),
+        (MINE, True, {SEED: 0.0, OTHER: NACK_LASTS - 0.1}, True),
+        (MINE, True, {SEED: 0.0, OTHER: NACK_LASTS}, False),
+        (MINE, True, {SEED: 0.0}, False),
+        (MINE, True, {}, False),
+        (MINE, False, {SEED: 0.0, OTHER: 0.0}, False),
+        (SEED, True, {SEED: 0.0, OTHER: 0.0}, False),
+        (None, True, {SEED: 0.0, OTHER: 0.0}, False),
+    ],
+    ids=[
+        "all have answered",
+        "within the time of an answer",
+        "an answer is too old",
+        "a member is silent",
+        "all are silent",
+        "a store that nobody shares",
+        "another node is the first seed",
+        "no node may",
+    ],
+)
+def test_S3_42_a_node_that_rejoins_may_found_once_no_member_lives_at_any_address(
+    founder: Address | None, claims: bool, answers: dict[Address, float], may: bool
+) -> None:
+    """`answers`: how long ago each address has answered that it is in no cluster."""
+    rejoiner = Joiner(
+        Member(NEW, 1), GREETING, (MINE, SEED, OTHER), DEFAULTS,
+        founds=False, founder=founder, claims=claims,
+    )  # fmt: skip
+    rejoiner.start(0.0)
+    for at, ago in answers.items():
+        answer = rejoiner.on_nack(NodeId(*at, 9), HOUR - ago)
+        assert answer.step is JoinStep.NONE
+    assert rejoiner.may_found(HOUR) is may
+    assert rejoiner.is_lost(HOUR) is may, "it looks at the record before"
+    assert rejoiner.tick(HOUR).step is JoinStep.NONE, "the claim decides"
+    assert rejoiner.deadline() == HOUR + 0.5 or not may
+
+
+def test_S3_42_with_new_clusters_off_it_founds_nothing() -> None:
+    settings = replace(DEFAULTS, new_cluster=False)
+    rejoiner = Joiner(
+        Member(NEW, 1), GREETING, (SEED,), settings, founds=False, founder=MINE, claims=True
+    )
+    rejoiner.start(0.0)
+    rejoiner.on_nack(S, 0.1)
+    assert not rejoiner.may_found(0.2)
+
+
+def test_S3_42_an_answer_of_a_member_ends_the_proof() -> None:
+    rejoiner = Joiner(
+        Member(NEW, 1), GREETING, (SEED, OTHER), DEFAULTS, founds=False, founder=MINE, claims=True
+    )
+    rejoiner.start(0.0)
+    rejoiner.on_nack(S, 0.1)
+    rejoiner.on_nack(T, 0.1)
+    rejoiner.on_ack(NodeId(*SEED, 10), InitAck(GREETING), 0.2)
+    assert not rejoiner.may_found(0.3)
+    assert rejoiner.contacts.in_no_cluster(0.3) == [OTHER]
+
+
+def test_S3_42_the_first_seed_by_another_name_is_itself() -> None:
+    alias = Address("alias", 7355)
+    rejoiner = Joiner(
+        Member(NEW, 1), GREETING, (SEED, alias), DEFAULTS, founds=False, founder=alias, claims=True
+    )
+    rejoiner.start(0.0)
+    rejoiner.on_nack(S, 0.1)
+    assert not rejoiner.may_found(0.2)
+    assert rejoiner.on_nack(NEW, 0.2, alias).step is JoinStep.NONE
+    assert rejoiner.may_found(0.3)

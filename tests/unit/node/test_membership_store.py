@@ -61,7 +61,7 @@ async def test_a_store_that_does_not_answer_is_an_answer_too() -> None:
     stage.requests.perform(ev.WriteClaim(RECORD))
     stage.requests.perform(ev.FreeClaim(RECORD))
     await asyncio.sleep(0.1)
-    assert stage.posted == [ev.LeaseResult(FOUNDING, None), ev.ClaimRead(None)]
+    assert stage.posted == [ev.LeaseResult(FOUNDING, None), ev.ClaimRead(None, answered=False)]
 
 
 @virtual

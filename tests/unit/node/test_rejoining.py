@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 
 import pytest
 
-from shardbus.config.settings import ClusterSettings, Settings, StoreSettings
+from shardbus.config.settings import ClusterSettings, NodeSettings, Settings, StoreSettings
 from shardbus.errors import StoreUnavailable
-from shardbus.ids import NodeId
+from shardbus.ids import Address, NodeId
 from shardbus.membership.member import Member, Status
 from shardbus.membership.view import MembershipView
 from shardbus.node import rejoining, store_wait
@@ -20,6 +20,7 @@ from shardbus.node.rejoining import (
     CONTACTS_MAX,
     Rejoining,
     contacts,
+    founder,
     named,
     next_turn,
     pause_before,
@@ -68,6 +69,31 @@ def test_with_no_member_left_it_asks_nobody(seen: MembershipView | None) -> None
 def test_it_asks_a_bounded_number() -> None:
     many = view(*(member(port, up_number=port) for port in range(2, 300)))
     assert contacts(many, ()) == tuple(f"n:{port}" for port in range(2, 2 + CONTACTS_MAX))
+
+
+@pytest.mark.parametrize(
+    ("seeds", "join", "contacted", "at"),
+    [
+        (("n:1", "n:2"), "auto", 2, "n:1"),
+        (("n:2", "n:1"), "auto", 2, "n:2"),
+        ((), "auto", 2, "me:1"),
+        (("store",), "auto", 2, None),
+        (("n:1", "store"), "auto", 2, None),
+        (("n:1",), "manual", 2, None),
+        (("n:1",), "auto", CONTACTS_MAX - 1, "n:1"),
+        (("n:1",), "auto", CONTACTS_MAX, None),
+    ],
+    ids=[
+        "this first seed", "another first seed", "no seeds", "by the store", "also by the store",
+        "an operator decides", "all members are contacted", "there may be members beyond",
+    ],
+)  # fmt: skip
+def test_the_first_seed_may_found_anew(
+    seeds: tuple[str, ...], join: str, contacted: int, at: str | None
+) -> None:
+    by = [f"m:{n}" for n in range(contacted)]
+    found = founder(Address("me", 1), NodeSettings(seeds=seeds, join=join), by)
+    assert found == (Address.parse(at) if at else None)
 
 
 @pytest.mark.parametrize(
