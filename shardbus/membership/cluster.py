@@ -37,7 +37,7 @@ from shardbus.errors import LocalProtocolError
 from shardbus.ids import NodeId
 from shardbus.membership import events as ev
 from shardbus.membership.admission import Admission, sharing_address
-from shardbus.membership.claim_record import ClaimRecord, named
+from shardbus.membership.claim_record import named
 from shardbus.membership.commands import Command, apply_command, downed
 from shardbus.membership.diagnostics import Overview, diagnose
 from shardbus.membership.downing.resolver import Resolver

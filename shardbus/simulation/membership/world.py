@@ -127,9 +127,7 @@ class World(Timeline):
         self.nodes[name] = self.by_id[member.node] = process
         return process
 
-    def enter(
-        self, process: Process, *seeds: str, founds: bool = True, founder: str = ""
-    ) -> None:
+    def enter(self, process: Process, *seeds: str, founds: bool = True, founder: str = "") -> None:
         """Let the process join by these seeds; without any it founds a cluster. `founds` False: it
         rejoins. `founder`: the node that may found anew."""
         addresses = tuple(address_of(seed) for seed in seeds)

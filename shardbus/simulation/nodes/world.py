@@ -347,11 +347,13 @@ class NodeWorld(World):
         client.connect(list(self.sim_nodes))
         return client
 
-    def enter(self, process: Process, *seeds: str, founds: bool = True) -> None:
+    def enter(self, process: Process, *seeds: str, founds: bool = True, founder: str = "") -> None:
         """Let the node's application join by these seeds."""
         sim_node = self.sim_nodes[process.name]
         joins = [str(address_of(seed)) for seed in seeds]
-        sim_node.loop.call_soon(partial(sim_node.node.membership.joins.by, joins, founds=founds))
+        first = address_of(founder) if founder else None
+        by = partial(sim_node.node.membership.joins.by, joins, founds=founds, first=first)
+        sim_node.loop.call_soon(by)
 
     def leave(self, process: Process) -> None:
         process.leaving = True
