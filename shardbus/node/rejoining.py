@@ -71,7 +71,7 @@ def contacts(view: MembershipView | None, seeds: Sequence[str]) -> tuple[str, ..
 
 def founder(me: Address, node: NodeSettings, by: Sequence[str]) -> Address | None:
     """Return the address of the node that may found anew: the first seed, or this node without
-    seeds. None if nobody may: an operator or a look-up decides, or there may be members beyond
+    seeds. None if no node may: an operator or a look-up decides, or there may be members beyond
     those that it contacts.
 
     Args:
