@@ -13,7 +13,7 @@ from typing import Any
 from shardbus.admin.brief import load_of
 from shardbus.admin.examination import Examination
 from shardbus.admin.load_history import ClusterHour, LoadHistory
-from shardbus.admin.shard_control import ShardControl
+from shardbus.admin.shard_control import ShardControl, agreed
 from shardbus.admin.shard_map import ShardMaps
 from shardbus.admin.shared_answer import SharedAnswer
 from shardbus.errors import BufferFull, ConfigError, Refused, RequestError
@@ -131,6 +131,21 @@ class Administration:
         if home is None:
             raise Refused(f"shard {shard!r} of {type!r} has no home yet", hint="try again")
         return shard, home.node
+
+    async def ask_home(
+        self, question: str, type: str, id: str, *arguments: object, routed: str = ""
+    ) -> tuple[Any, str, str]:
+        """Return the answer of an entity's home, the shard and the home. A question of a home has
+        the type, the shard and the id in front. `routed`: the id that has the shard, if it is
+        another one.
+
+        Raises:
+            UnknownEntityType, Refused: as `home_of`. RequestError: the home does not answer.
+                Others: the home refuses.
+        """
+        shard, home = await self.home_of(type, routed or id)
+        answer = await self.node.rpc.ask(home, question, type, shard, id, *arguments, of=type)
+        return agreed(answer), shard, str(home)
 
     @property
     def tables(self) -> list[str]:

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 from shardbus.admin.administration import Administration, moment_of
 from shardbus.admin.questions import question, refusing
-from shardbus.admin.shard_control import agreed
 from shardbus.deliveries.durable_mailbox import Mail
 from shardbus.entities.durable_mailboxes import DurableMailboxes
 from shardbus.errors import ConfigError
@@ -65,7 +64,7 @@ async def mailbox(
     failed, `error` of the last one).
     """
     _check(admin, type)
-    answer, home = await _ask_home(admin, type, id, "mailbox", limit)
+    answer, _, home = await admin.ask_home("mailbox", type, id, limit)
     return {"type": type, "id": id, "node": home, **answer}
 
 
@@ -93,22 +92,13 @@ async def skip_mail(
     handled.
     """
     _check(admin, type)
-    skipped, home = await _ask_home(admin, type, id, "mailbox_skip", number, operator)
-    return {"type": type, "id": id, "node": home, "skipped": skipped}
+    _, _, home = await admin.ask_home("mailbox_skip", type, id, number, operator)
+    return {"type": type, "id": id, "node": home, "skipped": number}
 
 
 def _check(admin: Administration, type: str) -> None:
     if not admin.region(type).entity_type.durable_mailbox:
         raise ConfigError(f"{type!r} has no durable mailboxes", hint="declare durable_mailbox=True")
-
-
-async def _ask_home(
-    admin: Administration, type: str, id: str, order: str, *arguments: object
-) -> tuple[Any, str]:
-    """Return the answer of the home of an entity, and that node."""
-    _, home = await admin.home_of(type, id)
-    answer = await admin.node.rpc.ask(home, order, type, id, *arguments, of=type)
-    return agreed(answer)["answer"], str(home)
 
 
 # ---- answers of this node
@@ -124,11 +114,11 @@ def answer_mailboxes(admin: Administration, name: str, limit: int) -> dict[str, 
 
 @question("mailbox")
 @refusing
-async def answer_mailbox(admin: Administration, name: str, key: str, limit: int) -> Any:
+async def answer_mailbox(admin: Administration, name: str, shard: str, key: str, limit: int) -> Any:
     """The messages of an entity whose shard is here."""
     mails = _mailboxes(admin, name).mails(key)
     rows = [mail_row(mail) for mail in mails[:limit]]
-    return {"answer": {"waiting": len(mails), "messages": rows}}
+    return {"waiting": len(mails), "messages": rows}
 
 
 @question("mailbox_retry")
@@ -143,13 +133,13 @@ def answer_mailbox_retry(admin: Administration, name: str, key: str, operator: s
 @question("mailbox_skip")
 @refusing
 async def answer_mailbox_skip(
-    admin: Administration, name: str, key: str, number: int, operator: str
+    admin: Administration, name: str, shard: str, key: str, number: int, operator: str
 ) -> Any:
     """Give up the first message of an entity whose shard is here."""
     _mailboxes(admin, name).skip(key, number)
     text = f"message {number} of {key!r:.100}, by {operator:.100}"
     admin.node.note(name, Note("mail_skipped", text, entity_id=key))
-    return {"answer": number}
+    return {"skipped": number}
 
 
 def _mailboxes(admin: Administration, name: str) -> DurableMailboxes:

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 from shardbus.admin.administration import Administration
 from shardbus.admin.questions import question, refusing
-from shardbus.admin.shard_control import agreed
 from shardbus.entities.projected_events import ProjectedEvents, part_id
 from shardbus.entities.projecting import Projecting
 from shardbus.errors import ConfigError, RequestError, ShardBusError
@@ -93,7 +92,7 @@ async def projection_of(admin: Administration, type: EntityType, id: EntityId) -
     up, due, at work, paused, stopped), `number` (of an event that has failed, or 0), `attempts` and
     `error`.
     """
-    answer, home = await _ask_home(admin, type, id, "projection_part")
+    answer, home = await _ask_home(admin, "projection_part", type, id)
     return {"name": type, "id": id, "node": home, **answer}
 
 
@@ -119,7 +118,7 @@ async def skip_event(
 
     `name`, `id`, `node`, `skipped`. 409 if its next event has another number.
     """
-    skipped, home = await _ask_home(admin, type, id, "projection_skip", number, operator)
+    skipped, home = await _ask_home(admin, "projection_skip", type, id, number, operator)
     return {"name": type, "id": id, "node": home, "skipped": skipped}
 
 
@@ -147,7 +146,7 @@ async def rewind_projection(
 
     async def rewind(one: str) -> str:
         try:
-            await _ask_home(admin, type, one, "projection_rewind", missing, operator)
+            await _ask_home(admin, "projection_rewind", type, one, missing, operator)
         except (ShardBusError, RequestError) as error:
             return error.message
         return ""
@@ -169,13 +168,13 @@ def _events_of(admin: Administration, type: str) -> ProjectedEvents:
 
 
 async def _ask_home(
-    admin: Administration, type: str, id: str, order: str, *arguments: object
+    admin: Administration, question: str, type: str, id: str, *arguments: object
 ) -> tuple[Any, str]:
     """Return the answer of the home of an entity's part, and that node."""
     _events_of(admin, type)
-    shard, home = await admin.home_of(type, part_id(id, type))
-    answer = await admin.node.rpc.ask(home, order, type, shard, id, *arguments, of=type)
-    return agreed(answer)["answer"], str(home)
+    routed = part_id(id, type)
+    answer, _, home = await admin.ask_home(question, type, id, *arguments, routed=routed)
+    return answer["answer"], home
 
 
 # ---- answers of this node

@@ -13,7 +13,6 @@ from typing import Any
 
 from shardbus.admin.administration import Administration, moment_of
 from shardbus.admin.questions import question, refusing
-from shardbus.admin.shard_control import agreed
 from shardbus.errors import ConfigError
 from shardbus.http.page import PAGE_DEFAULT, EntityId, EntityType, Json, Operator, PageSize, page
 from shardbus.reminders.record import Entry, decoded
@@ -70,14 +69,12 @@ async def cancel_reminders(
     `type`, `id`, `shard`, `node` (the owner), `cancelled` (names).
     """
     _store_of(admin, type)
-    shard, home = await admin.home_of(type, id)
-    arguments = [type, shard, id, name, operator]
-    answer = agreed(await admin.node.rpc.ask(home, "cancel_reminders", *arguments, of=type))
+    answer, shard, home = await admin.ask_home("cancel_reminders", type, id, name, operator)
     return {
         "type": type,
         "id": id,
         "shard": shard,
-        "node": str(home),
+        "node": home,
         "cancelled": answer["cancelled"],
     }
 

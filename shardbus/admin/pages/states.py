@@ -7,7 +7,6 @@ from typing import Any
 
 from shardbus.admin.administration import Administration
 from shardbus.admin.questions import question, refusing
-from shardbus.admin.shard_control import agreed
 from shardbus.errors import ConfigError, StoreError, StoreUnavailable
 from shardbus.http.page import (
     PAGE_DEFAULT,
@@ -126,17 +125,16 @@ async def _change_state(
     admin: Administration, type: str, id: str, value: bytes | None, operator: str, revision: str
 ) -> Json:
     """Let the home of an entity change its state."""
-    shard, home = await admin.home_of(type, id)
-    arguments = [type, shard, id, value, operator]
+    arguments: tuple[object, ...] = (value, operator)
     question = "change_state"
     if revision:
-        question, arguments = "change_state_if", [*arguments, revision]
-    answer = agreed(await admin.node.rpc.ask(home, question, *arguments, of=type))
+        question, arguments = "change_state_if", (*arguments, revision)
+    answer, shard, home = await admin.ask_home(question, type, id, *arguments)
     return {
         "type": type,
         "id": id,
         "shard": shard,
-        "node": str(home),
+        "node": home,
         "bytes": answer["bytes"],
         "removed": value is None,
     }
