@@ -196,6 +196,21 @@ async def test_a_confirmed_message_outlives_every_node(end: str) -> None:
         assert calls_after[-1] == 2, "no message and no client is needed"
 
 
+async def test_no_message_is_confirmed_before_the_store_lists_its_entity(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with TestCluster(bus, nodes=1) as cluster:
+        lists, held_back = mailboxes_of(cluster, Stored).lists, list[Any]()
+        add = lists.add
+        monkeypatch.setattr(lists, "add", lambda *entry: held_back.append(entry))
+        confirmation = asyncio.ensure_future(cluster.client().ref(Stored, "a").add.deliver(1))
+        await cluster.advance(2)
+        [entry] = held_back
+        assert not confirmation.done(), "the next home would not find it"
+        add(*entry)
+        await confirmation
+
+
 async def test_a_poison_message_is_given_up_and_the_others_go_on() -> None:
     async with TestCluster(bus, nodes=1) as cluster:
         ref = cluster.client().ref(Stored, "a")
