@@ -58,12 +58,13 @@ def _same(outgoing: Outgoing, payload: bytes) -> Outgoing:
     return outgoing
 
 
-def delivers(cls: type) -> bool:
-    """True if a method of the class uses a name `deliver`. Only then the store is asked, at each
-    start of a shard, for entities with pending deliveries."""
-    return any(
+def delivers(kind: EntityType) -> bool:
+    """True if entities of the type may have pending deliveries in the store: they have a state, and
+    a method of their class uses a name `deliver`. Only then the store is asked for them, at each
+    start of a shard and when a coordinator begins to rule."""
+    return kind.states is not None and any(
         "deliver" in code.co_names
-        for base in cls.__mro__
+        for base in kind.cls.__mro__
         if base.__module__ != "shardbus.entity"
         for value in vars(base).values()
         for code in _codes_of(value)

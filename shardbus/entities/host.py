@@ -136,7 +136,7 @@ class Host:
         if settings.remember:
             self._remember(store, start_elsewhere)
         delivery, delivered = delivery or DeliverySettings(), delivered or DeliveryCounts()
-        if kind.states is not None and delivers(kind.cls):
+        if delivers(kind):
             self._send_deliveries(delivery, delivered, store, start_elsewhere)
         self._attach(store)
         self.deliveries.store_messages(

@@ -23,7 +23,7 @@ from typing import Any
 
 from shardbus.config.replicas import is_replicated
 from shardbus.config.settings import Settings, ShardingSettings
-from shardbus.entities.durable_mailboxes import LIST
+from shardbus.entities import durable_mailboxes, entity_sends
 from shardbus.entities.entity_type import EntityType
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.message_times import MARK_S
@@ -298,7 +298,8 @@ class Node:
             }
             projections = [kind.projection for kind in kinds if kind.projection is not None]
             shards = interface.shards if interface.shard_of is None else 0
-            listed = [kind.name + LIST for kind in kinds if kind.durable_mailbox]
+            listed = [k.name + durable_mailboxes.LIST for k in kinds if k.durable_mailbox]
+            listed += [k.name + entity_sends.LIST for k in kinds if entity_sends.delivers(k)]
             return SelfActing(reminds, {one.source for one in projections}, listed, shards)
 
         return SingletonShell(region, make, self, margin, own.singleton, self_acting)

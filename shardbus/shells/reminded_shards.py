@@ -1,5 +1,5 @@
-"""Homes for shards that have reminders, events for a projection, or messages in durable mailboxes:
-a part of the shell of a coordinator.
+"""Homes for shards that have reminders, events for a projection, messages in durable mailboxes, or
+pending deliveries: a part of the shell of a coordinator.
 
 A shard has a home from the first message for it on. A reminder is no message, so after a stop of
 the whole cluster, or after a node has left, nothing would ask for a home. So the coordinator asks
@@ -10,8 +10,9 @@ home. Only a home sets reminders, so no other shard can have got some meanwhile.
 a projection follows needs a home. By the default function these are all shards of the type; by a
 function of the application's they are those of the journals that the store lists.
 
-**Durable mailboxes.** The entities with messages are on lists of their shards, so every shard with
-such a list that is not empty needs a home.
+**Durable mailboxes and deliveries.** The entities with messages, and those whose deliveries are not
+confirmed, are on lists of their shards, so every shard with such a list that is not empty needs a
+home.
 
 **Another layout.** With another number of shards, entities belong to other shards than those that
 the store has their reminders in. The table has its former layout until the first epoch under the
@@ -64,7 +65,7 @@ class SelfActing(msgspec.Struct, frozen=True):
     followed: Collection[str] = ()
     """Those whose events a projection handles."""
     listed: Collection[str] = ()
-    """The names of the lists of those with durable mailboxes."""
+    """The names of the lists of entities with messages or deliveries."""
     shards: int = 0
     """The shards of the default function; 0: a function of the application's."""
 

@@ -60,6 +60,12 @@ class Account(Entity):
         await self.save()
 
     @handler
+    async def put_away(self, vault: str, cents: int) -> None:
+        self.state.cents -= cents
+        self.deliver(self.context.ref(Vault, vault).store, cents)
+        await self.save()
+
+    @handler
     async def promise(self, payee: str) -> None:
         self.deliver(self.context.ref(Account, payee).credit, 1)
         raise ValueError("before the save")
@@ -107,6 +113,22 @@ class Till(Entity):
     @handler
     def report(self) -> list[int]:
         return self.taken
+
+
+@bus.entity(name="vault", shards=6)
+class Vault(Entity):
+    state: Balance
+    shut = False
+
+    @handler
+    async def store(self, cents: int) -> None:
+        while Vault.shut:
+            await asyncio.sleep(1)
+        self.state.cents += cents
+
+    @handler
+    def balance(self) -> int:
+        return self.state.cents
 
 
 async def test_a_delivery_takes_effect_and_is_stored_before_it_is_confirmed() -> None:
@@ -272,6 +294,24 @@ async def test_an_entity_that_started_before_its_shard_read_the_list_leaves_it()
         assert row.entity_ids == []
 
 
+async def test_pending_deliveries_go_on_after_a_stop_of_everything_without_a_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An orderly stop leaves the payer's shard without a home, and nobody sends to it again."""
+    async with TestCluster(bus, nodes=2, seed=5) as cluster:
+        monkeypatch.setattr(Vault, "shut", True)
+        await cluster.client().ref(Account, "a").put_away("v", 7)
+        await cluster.advance(1)
+        for node in list(cluster.nodes):
+            await cluster.leave(node)
+        monkeypatch.setattr(Vault, "shut", False)
+        node = await cluster.add()
+        await cluster.advance(60)
+        vault = node.entity(Vault, "v")
+        assert vault is not None
+        assert vault.state.cents == 7
+
+
 def test_classes_that_deliver_are_known() -> None:
-    assert delivers(Account)
-    assert not delivers(Till)
+    assert delivers(bus.types["account"])
+    assert not delivers(bus.types["till"])
