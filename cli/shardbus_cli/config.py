@@ -48,7 +48,7 @@ def read_file(file: Path) -> dict[str, Any]:
     from shardbus.errors import ConfigError
 
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(f"there is no file {str(file)!r}", hint="check --config") from None
     except OSError:

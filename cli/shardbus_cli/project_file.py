@@ -54,7 +54,7 @@ def project_file() -> ProjectFile | None:
     if file is None:
         return None
     try:
-        tools = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {})
+        tools = tomllib.loads(file.read_text(encoding="utf-8-sig")).get("tool", {})
         table = dict(tools.get("shardbus", {}))
     except (OSError, ValueError, AttributeError, TypeError) as wrong:
         reason = str(wrong).partition("\n")[0]

@@ -128,7 +128,8 @@ def _check_advertised(node: NodeSettings, gossip_port: int) -> None:
             f"node.host is {node.host!r}, to which no node can connect",
             hint="set node.advertise to HOST or HOST:PORT",
         )
-    messages = _advertised("node.advertise", node.advertise or node.host, node.port)
+    host = "node.advertise" if node.advertise else "node.host"
+    messages = _advertised(host, node.advertise or node.host, node.port)
     own = node.advertise_gossip or messages.host
     if messages == _advertised("node.advertise_gossip", own, gossip_port):
         raise ConfigError(

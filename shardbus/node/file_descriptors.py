@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import resource
 
+from shardbus.errors import ConfigError
 from shardbus.guarded_log import GuardedLog
 from shardbus.transport.descriptors import HINT, descriptors_limit, in_use
 
@@ -18,6 +19,8 @@ log = GuardedLog("shardbus.node")
 
 WANTED = 65_536
 ENOUGH = 1024
+NEEDED = 64
+"""Below, libzmq ends the process when it finds no descriptor for its own threads and pipes."""
 CHECK_S = 10.0
 WARN_EVERY_S = 60.0
 SCARCE = 0.8
@@ -34,8 +37,17 @@ class FileDescriptors:
         """When the last warning was; None once there are enough again."""
 
     def start(self) -> None:
-        """Raise the limit to the system's maximum, and check the use every `CHECK_S`."""
+        """Raise the limit to the system's maximum, and check the use every `CHECK_S`.
+
+        Raises:
+            ConfigError: the limit is too low for any node.
+        """
         limit = self._raise()
+        if limit < NEEDED:
+            raise ConfigError(
+                f"this process may open {limit} file descriptors, and a node needs {NEEDED}",
+                hint=HINT,
+            )
         if limit < ENOUGH:
             log.warning(
                 "this process may open %d file descriptors, fewer than %d: %s", limit, ENOUGH, HINT

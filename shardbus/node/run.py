@@ -98,6 +98,7 @@ def run_node(
 
     Raises:
         LayoutDiffers: the stored table of a type is for other shards; the node did not start.
+        ConfigError: the process may open too few file descriptors.
     """
     # Entities live long and are seldom cyclic. With Python's defaults the collector would go
     # through a million of them again and again while they start.

@@ -126,9 +126,14 @@ def _with(view: RingView, disk: int, address: Address) -> tuple[RingMember, ...]
 
 
 def removing(address: Address) -> Step:
-    """Return the step that takes the disk of an address out, there or not."""
+    """Return the step that takes the disk of an address out, there or not.
+
+    It refuses an address that the ring has no disk of, unless this step, or a step before that was
+    interrupted, has taken it out."""
+    removed = False
 
     def step(view: RingView) -> tuple[RingMember, ...] | str:
+        nonlocal removed
         disk = view.disk_at(address)
         kept = [
             member
@@ -137,7 +142,15 @@ def removing(address: Address) -> Step:
         ]
         if not kept:
             raise RingRefused(f"{address} has the last disk of the store")
-        return tuple(kept) if len(kept) < len(view.ring.members) else view.ring.members
+        if len(kept) < len(view.ring.members):
+            removed = True
+            return tuple(kept)
+        if not removed and str(address) not in {one.address for one in view.ring.before}:
+            names = ", ".join(one.address or f"{one.disk:016x}" for one in view.ring.members)
+            raise RingRefused(
+                f"ring {view.ring.number} has no disk at {address}", hint=f"it has {names}"
+            )
+        return view.ring.members
 
     return step
 
@@ -150,7 +163,8 @@ class RingOperator:
     """One change of a ring. Belongs to one event loop.
 
     Args:
-        on_progress: called with the reason for which the operator waits, when that changes.
+        on_progress: called with a reason for which the operator waits, once it does so for longer
+            than a look at the replicas.
     """
 
     def __init__(
@@ -168,7 +182,7 @@ class RingOperator:
         self._decided: asyncio.Future[Outcome] | None = None
         self._changed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._progress = ""
+        self._progress, self._reported = "", ""
 
     async def change(self, step: Step, within: float) -> ReplicaRing:
         """Change the ring until `step` leaves it as it is, and a majority has merged in it.
@@ -217,9 +231,10 @@ class RingOperator:
         return None
 
     def _waits(self, why: str) -> None:
-        if why != self._progress:
-            self._progress = why
+        if why == self._progress != self._reported:
+            self._reported = why
             self._on_progress(why)
+        self._progress = why
 
     # ---- look
 

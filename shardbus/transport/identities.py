@@ -114,7 +114,7 @@ def read_allowed(path: Path) -> dict[bytes, Identity]:
             text = file.read(ALLOWED_BYTES_MAX + 1)
         if len(text) > ALLOWED_BYTES_MAX:
             raise ConfigError(f"{str(path)!r} is too large")
-        tables = tomllib.loads(text.decode())
+        tables = tomllib.loads(text.decode("utf-8-sig"))
     except OSError as failed:
         raise ConfigError(
             f"security.allowed {str(path)!r} cannot be read: {failed.strerror}"

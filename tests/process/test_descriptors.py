@@ -66,6 +66,12 @@ async def hoarding(user: AsyncClient, node: NodeProcess) -> AsyncIterator[None]:
     await user.call("page", f"page-{page}", "release")
 
 
+async def test_a_node_with_too_few_descriptors_ends_with_the_reason(lab: Processes) -> None:
+    node = lab.begin(enter=(FEW[0], "--nofile=30:30"))
+    assert await node.ended() == 1
+    assert "may open 30 file descriptors, and a node needs 64" in node.err.read_text()
+
+
 @pytest.mark.long
 async def test_clients_that_find_no_room_learn_why_and_the_others_go_on(lab: Processes) -> None:
     node = lab.begin(enter=FEW)

@@ -21,7 +21,15 @@ from shardbus.replication.ring import (
     ring_of,
     ring_value,
 )
-from shardbus.store.ring_change import RingRefused, RingView, adding, removing, replacing
+from shardbus.store.ring_change import (
+    RingOperator,
+    RingRefused,
+    RingView,
+    adding,
+    removing,
+    replacing,
+)
+from tests.unit.transport.memory_network import MemoryNetwork, MemoryWorld
 
 A, B, C, D = (Address("10.0.0.1", 7000 + n) for n in range(4))
 MEMBERS = tuple(RingMember(n, "", str(at)) for n, at in enumerate((A, B, C), 1))
@@ -53,7 +61,15 @@ def test_a_step_adds_replaces_or_removes_one_disk() -> None:
     assert "out of reach" in str(adding(Address("10.0.0.9", 1))(view))
     assert disks(removing(B)(view)) == {1, 3}
     assert disks(removing(C)(view)) == {1, 2}, "by its address in the ring"
-    assert removing(D)(view) == RING.members
+    removed = RING._replace(members=MEMBERS[:2], before=MEMBERS)
+    assert removing(C)(RingView(removed, {1: A, 2: B})) == MEMBERS[:2], "it was interrupted"
+    with pytest.raises(RingRefused, match="no disk at 10.0.0.1:7003") as refused:
+        removing(D)(view)
+    assert refused.value.hint == f"it has {A}, {B}, {C}"
+    step = removing(C)
+    step(view)
+    later = removed._replace(members=(*MEMBERS[:2], RingMember(4, "", str(D))), before=MEMBERS[:2])
+    assert step(RingView(later, {1: A, 2: B, 4: D})) == later.members, "another step came after"
     with pytest.raises(RingRefused, match="the last disk"):
         removing(A)(RingView(first_ring(MEMBERS[:1], 1), {1: A}))
 
@@ -106,3 +122,15 @@ def test_a_ring_that_is_founded_anew_is_above_all_that_its_store_may_have_decide
 def test_a_ring_of_a_register_comes_back_with_and_without_addresses() -> None:
     assert ring_of(ring_value(RING)) == RING
     assert ring_of((1, 3, [(5, "z")], [])) == ReplicaRing(1, 3, (RingMember(5, "z"),))
+
+
+async def test_an_operator_reports_only_a_reason_that_lasts() -> None:
+    """At the first look its links may not be up yet."""
+    reports: list[str] = []
+    operator = RingOperator("lab", (), MemoryNetwork(MemoryWorld()), reports.append)
+    for reason in ("out of reach", "to merge", "to merge", "to merge", "a majority", "to merge"):
+        operator._waits(reason)
+    assert reports == ["to merge"]
+    operator._waits("a majority")
+    operator._waits("a majority")
+    assert reports == ["to merge", "a majority"]
