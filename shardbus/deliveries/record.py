@@ -187,7 +187,9 @@ def decode_done(data: bytes) -> DoneDelivery:
 class DeliveryRecord:
     """The record of one entity. Times are in whole seconds of the wall clock."""
 
-    __slots__ = ("done", "forgotten", "last", "last_stored", "pending", "producer", "results")
+    __slots__ = (
+        "done", "forgotten", "last", "last_saved", "last_stored", "pending", "producer", "results",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.done: dict[str, DoneRow] = {}
@@ -198,6 +200,8 @@ class DeliveryRecord:
         """The name under which the entity itself delivers; empty if it never did."""
         self.last = 0
         """The number of its last delivery."""
+        self.last_saved = 0
+        """The number of its last delivery that a save was asked to store."""
         self.last_stored = 0
         """The number of its last delivery that a save has stored."""
         self.pending: dict[int, PendingDelivery] = {}
@@ -279,6 +283,12 @@ class DeliveryRecord:
         self.pending[pending.seq] = pending
         return pending
 
+    def revert(self) -> None:
+        """Forget the deliveries of the entity that no save was asked to store."""
+        for seq in range(self.last_saved + 1, self.last + 1):
+            self.pending.pop(seq, None)
+        self.last = self.last_saved
+
     @property
     def is_half_full(self) -> bool:
         """True if half of the room for pending deliveries is used."""
@@ -356,7 +366,7 @@ class DeliveryRecord:
         record.results = stored.results
         if (sends := stored.sends) is not None:
             record.producer, record.last = sends.producer, sends.last
-            record.last_stored = sends.last
+            record.last_saved = record.last_stored = sends.last
             record.pending = {one.seq: one for one in sends.pending}
         return record
 

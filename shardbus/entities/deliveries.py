@@ -98,6 +98,8 @@ class Handling(msgspec.Struct, eq=False):
     """Of the request of a keyed ask."""
     stored: bool = False
     """A save has stored that it is done."""
+    data: bytes | None = None
+    """The state in that save."""
 
 
 class PoisonDelivery(NamedTuple):
@@ -303,15 +305,16 @@ class EntityDeliveries:
                 return APPLIED
             answer = self._done(activation, number, mark, None if skips else (invoker, value))
             if keyed or not handling.stored:
-                await self._save(entity)
+                await self._save(entity, handling)
             if skips:
                 self._skipped(activation, invoker, number)  # type: ignore[arg-type]
             return answer
         except BaseException as error:
             if is_a(error, Rejection):
+                activation.shard.host.runner.revert(activation)
                 self._refused(activation, number, mark, error)
                 if keyed or not handling.stored:
-                    await self._save(entity)
+                    await self._save(entity, handling)
             raise
         finally:
             if token is not None:
@@ -323,13 +326,15 @@ class EntityDeliveries:
         now, method, producer = self._wall_clock(), invoker.name, number.producer
         self.poison.append(PoisonDelivery(now, activation.key, method, producer))
 
-    async def _save(self, entity: Any) -> None:
-        """Store the record with the state as it is now."""
+    async def _save(self, entity: Any, handling: Handling) -> None:
+        """Store the record with the state of the handler's own save, which may have removed it; if
+        it made none, as the state is now."""
         states = self._kind.states
         if self._kind.events is not None or self._kind.projection is not None:
             await entity.save()  # with its number: events would be folded or handled again
         elif states is not None:
-            await entity.context._save(states.write(entity.state))
+            data = handling.data if handling.stored else states.write(entity.state)
+            await entity.context._save(data)
 
     def _done(
         self,
@@ -417,6 +422,12 @@ class EntityDeliveries:
             record.producer = next(self.sends.names)
         record.add(*target, method, payload, int(self._wall_clock()))
 
+    def revert(self, activation: Activation) -> None:
+        """Forget the deliveries that a handler has added and not saved: it has raised."""
+        record = activation.shard.records.get(activation.key)
+        if record is not None and self.sends is not None:
+            record.revert()
+
     # ---- saves
 
     def begin_save(self, activation: Activation, data: bytes | None) -> tuple[bytes, Saving]:
@@ -431,14 +442,18 @@ class EntityDeliveries:
             else:
                 handling = None
         stored = with_record(record.stored(number, key, now, mark), data)
+        record.last_saved = record.last
         if self.sends is not None:
             self.sends.begins(activation)
         return stored, (record, handling, record.last, data)
 
-    def fail_save(self, activation: Activation) -> None:
-        """Note that the store may lack the state that `begin_save` returned."""
+    def fail_save(self, activation: Activation, saving: Saving, *, in_doubt: bool) -> None:
+        """Note that the store lacks the state that `begin_save` returned, or may lack it."""
         if self.sends is not None:
             self.sends.ended(activation)
+            record, _, last, _ = saving
+            if in_doubt:
+                self.sends.doubt(activation, record, last)
 
     def end_save(self, activation: Activation, saving: Saving) -> None:
         """Note that the store has the state that `begin_save` returned."""
@@ -448,6 +463,7 @@ class EntityDeliveries:
             self.sends.ended(activation)
             self.sends.saved(activation, record, last, data)
         if handling is not None:
+            handling.data = data
             self._stored(activation, record, handling, int(self._wall_clock()))
 
     def _stored(

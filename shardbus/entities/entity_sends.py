@@ -14,6 +14,10 @@ The save of a quiet entity writes the state that was stored last, not the one in
 handler may have changed and not saved. It is made between two messages, as one of the entity's own:
 if its outcome is unknown, the entity starts again, so that a late write never follows a newer one.
 
+**A save in doubt**, because the store has not answered, or the handler has given it up, may have
+stored deliveries. If the handler goes on all the same, the entity reads its record in the store
+before its next message, and sends the ones that are there.
+
 An entity that is not on the list waits for that in its save, for at most `LISTED_WITHIN_S`.
 
 Source: docs/how-to/deliver.md.
@@ -26,7 +30,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from itertools import count
 from types import CodeType
-from typing import Any
+from typing import Any, TypeVar
 from zlib import crc32
 
 from shardbus.config.settings import DeliverySettings, ShardingSettings
@@ -42,8 +46,11 @@ from shardbus.guarded_log import GuardedLog
 from shardbus.routing.delivering import DeliveryCounts, DeliverySender
 from shardbus.store.protocol import StateStore
 from shardbus.transport.drop_reports import Origin
+from shardbus.wire.stored_state import split_record
 
 log = GuardedLog("shardbus.entity")
+
+T = TypeVar("T")
 
 SETTLE = "$deliveries"
 """The name of the invoker of such a message. No handler has this name."""
@@ -53,9 +60,9 @@ LIST = "!deliveries"
 deliveries."""
 
 
-def _same(outgoing: Outgoing, payload: bytes) -> Outgoing:
+def _same(argument: T, payload: bytes) -> T:
     """Return the argument of a message of this module, which its payload does not have."""
-    return outgoing
+    return argument
 
 
 def delivers(kind: EntityType) -> bool:
@@ -196,6 +203,26 @@ class EntitySends:
             outgoing = self._open(activation, record)
             outgoing.stored = data
         self._send(activation, outgoing, record, last)
+
+    def doubt(self, activation: Activation, record: DeliveryRecord, last: int) -> None:
+        """Note that the store may have the record with the deliveries up to the number `last`."""
+        if last > record.last_stored or activation in self._outgoing:
+            invoker = Invoker(SETTLE, self._read_again, True, {}, one=partial(_same, record))
+            message = Message(invoker, b"", None, Origin.OWN, 0)
+            if activation.state < LifeState.STOPPING:
+                activation.shard.host.runner.receive_next(activation, message)
+
+    async def _read_again(self, entity: Any, record: DeliveryRecord) -> None:
+        """Send the deliveries that a save in doubt has stored, as the handler of a message. If the
+        store does not answer, the entity starts again, and finds them."""
+        activation: Activation = entity.context._of()
+        if activation.shard.records.get(activation.key) is not record:
+            return  # it has started again
+        data = await activation.shard.host.saver.stored(entity.context)
+        stored, alone = split_record(data) if data else (b"", b"")
+        last = DeliveryRecord.of(stored).last
+        record.last_stored = max(record.last_stored, last)
+        self.saved(activation, record, last, alone or None)
 
     def loaded(self, activation: Activation, record: DeliveryRecord, data: bytes | None) -> None:
         """Send the deliveries that are pending in an entity's record. `data`: its state, as

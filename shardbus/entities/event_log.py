@@ -9,11 +9,13 @@
                         ──no answer──> STALE
     snapshot  every `snapshot_after` events: save state and number, then trim older events
 
-An append without an answer may be in the journal or not. Then the log is IN_DOUBT: the next
-`persist` opens the journal first, which waits for the outcome of that append, and folds the new
-events. A clear without an answer, or a fold that raises behind its append, makes it STALE: the next
-`persist` loads the snapshot, too. An entity whose handler does not catch the error starts again,
-and reads it there. So the state changes only once the store has the change.
+An append without an answer, or one that its handler has given up, may be in the journal or not.
+Then the log is IN_DOUBT, until it opens the journal again, which waits for the outcome of that
+append, and folds the new events. A clear without an answer, or a fold that raises behind its
+append, makes it STALE: it loads the snapshot, too. That is done by the next `persist` of the same
+handler, and else before the next message (`SETTLE`), so no other handler decides on a state that
+lacks stored events. An entity whose handler does not catch the error starts again, and reads them
+there. So the state changes only once the store has the change.
 
 A snapshot only saves time. If it cannot be saved, the command that was due for it goes on, and the
 next one is tried `snapshot_after` events later. Events are trimmed only behind a snapshot that the
@@ -40,8 +42,8 @@ from enum import Enum
 from typing import Any
 
 from shardbus.config.settings import ShardingSettings
-from shardbus.entities.activation import Activation
-from shardbus.entities.entity_type import EntityType, StopReason
+from shardbus.entities.activation import Activation, LifeState, Message
+from shardbus.entities.entity_type import EntityType, Invoker, StopReason
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.projecting import Projecting
 from shardbus.errors import (
@@ -55,11 +57,15 @@ from shardbus.errors import (
 )
 from shardbus.guarded_log import GuardedLog
 from shardbus.store.journals import PAGE, Journals
+from shardbus.transport.drop_reports import Origin
 from shardbus.wire.stored_events import EventCodec, with_delivery
 from shardbus.wire.stored_state import StateCodec, numbered, split_numbered, split_record
 
 LOG = "__shardbus_log__"
 """The attribute of an entity that has its log."""
+SETTLE = "$events settle"
+"""The name of the invoker of the message by which an entity reads its journal again. No handler has
+this name."""
 
 LoadSnapshot = Callable[[str, str, str, int], Awaitable[bytes | None]]
 """Loads the record of an entity, by its type, shard, id and fence."""
@@ -165,7 +171,9 @@ class EventLog:
             raise logs.missing(key, why)
         if self._state is LogState.STALE:
             self.number, entity.state = number, state
-        self._state = LogState.STALE
+        before, self._state = self._state, LogState.STALE
+        if page.entries and (before is not LogState.KNOWN or activation.objects_ended):
+            self._report_news()  # of an append that had no answer
         while page.entries:
             self.number, done = logs.events.replay(entity, key, page.first, page.entries)
             try:
@@ -187,20 +195,42 @@ class EventLog:
             return
         entries = [event.entry for event in written]
         async with self._turn:
-            if self._state is not LogState.KNOWN:
-                await self.catch_up(entity)
-            activation = entity.context._acting("persist")
-            await self._append(entity, activation, entries)
-            for projection in logs.projections:  # of what is stored, whatever its fold does
-                projection.news(self._activation.shard.shard, self._activation.key)
-            self._state = LogState.STALE
-            logs.events.apply(entity, written)
-            self.number += len(entries)
-            self._state = LogState.KNOWN
+            try:
+                if self._state is not LogState.KNOWN:
+                    await self.catch_up(entity)
+                activation = entity.context._acting("persist")
+                await self._append(entity, activation, entries)
+                self._report_news()  # of what is stored, whatever its fold does
+                self._state = LogState.STALE
+                logs.events.apply(entity, written)
+                self.number += len(entries)
+                self._state = LogState.KNOWN
+            finally:
+                self._settle_next()
             if logs.snapshot_after and self.number >= self._due:
                 await self._snapshot_due(entity)
         if logs.gate.close_if_due():
             await logs.gate.passed()
+
+    def _report_news(self) -> None:
+        """Let the projections here look at the journal."""
+        for projection in self._logs.projections:
+            projection.news(self._activation.shard.shard, self._activation.key)
+
+    def _settle_next(self) -> None:
+        """If the end of the journal is in doubt, read it before the next message."""
+        activation = self._activation
+        if self._state is LogState.KNOWN or activation.state >= LifeState.STOPPING:
+            return
+        invoker = Invoker(SETTLE, _settle, True, {}, lambda payload: None)
+        message = Message(invoker, b"", None, Origin.OWN, 0)
+        activation.shard.host.runner.receive_next(activation, message)
+
+    async def settle(self, entity: Any) -> None:
+        """Read the journal if its end is in doubt."""
+        async with self._turn:
+            if self._state is not LogState.KNOWN:
+                await self.catch_up(entity)
 
     async def _append(self, entity: Any, activation: Activation, entries: list[bytes]) -> None:
         """Append to the journal, with the delivery at work. Until the store has answered, its end
@@ -251,10 +281,13 @@ class EventLog:
     async def clear(self, entity: Any) -> None:
         """As `EventSourced.clear`."""
         async with self._turn:
-            if self._state is not LogState.KNOWN:
-                await self.catch_up(entity)
-            entity.context._acting("clear")
-            await self._empty(entity)
+            try:
+                if self._state is not LogState.KNOWN:
+                    await self.catch_up(entity)
+                entity.context._acting("clear")
+                await self._empty(entity)
+            finally:
+                self._settle_next()
             try:
                 await self._trim(self.number)
             except StoreUnavailable as error:  # never definite: the state is empty by now
@@ -285,3 +318,9 @@ class EventLog:
                 upto = min(upto, await projection.handled(shard.shard, key))
         if upto > 0:
             await logs.journals.trim(logs.name, shard.shard, key, shard.fence, upto)
+
+
+async def _settle(entity: Any, payload: None) -> None:
+    """Read the journal of an entity, as the handler of a message. It starts again if the store does
+    not answer."""
+    await vars(entity)[LOG].settle(entity)

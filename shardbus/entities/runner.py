@@ -10,7 +10,8 @@ each turn of the loop.
 
 **Failures.** A handler that raises fails its asker with EntityFailed and restarts the entity (a new
 object, its state loaded again, `on_start`) at once; messages wait. A tell whose handler raises is
-counted as dropped, `failed`. The directive `resume` keeps the object, `stop` stops it.
+counted as dropped, `failed`. The directive `resume` keeps the object, unless a delivery has failed
+at an entity with state: it will be handled again. `stop` stops it.
 `supervision` describes when a start waits for a backoff.
 
 **Rejections.** A `Rejection` that a handler raises, or lets pass from an entity that it asked, is
@@ -33,6 +34,7 @@ from functools import partial
 from typing import Any, cast
 
 from shardbus.config.settings import ShardingSettings
+from shardbus.deliveries.numbers import MARK
 from shardbus.entities.activation import (
     MOVES,
     NEVER,
@@ -264,6 +266,13 @@ class EntityRunner:
             self.hold_message(activation, message)
         elif self.run(activation, message):
             self.settle_if_needed(activation)
+
+    def receive_next(self, activation: Activation, message: Message) -> None:
+        """Handle a message of the entity's own before all that wait, and behind the one at work."""
+        self.mailbox_limits.mailbox_of(activation).appendleft(message)
+        if not activation.busy and self.handling(activation) is None:
+            activation.busy = True
+            self.settle_later(activation)
 
     def queue(self, activation: Activation, message: Message) -> None:
         """Append a message to the mailbox if it has room, else refuse it. Refuse a message that the
@@ -628,8 +637,7 @@ class EntityRunner:
             return False
         session, corr = (None, 0) if message is None else message[2:]
         extras = activation.extras
-        if self.reminding is not None:
-            self.reminding.revert(activation)
+        self.revert(activation)
         put_aside = session is not None and extras is not None and extras.take_stashed()
         if put_aside:
             session = None  # its message will be handled again, and answered then
@@ -650,6 +658,8 @@ class EntityRunner:
             self._lost("failed", activation, message)
         stale = self._is_stale(activation, error)
         directive = Directive.STOP if stale else self._supervisor.directive(error)
+        if directive is Directive.RESUME and self._is_repeated(message):
+            directive = Directive.RESTART
         in_start = activation.state is LifeState.STARTING  # cancelled
         again = in_start and directive is Directive.RESTART
         method = ON_START if message is None else message[0].name
@@ -666,6 +676,18 @@ class EntityRunner:
             self.counts.restarted()
         self._start_again(activation)
         return False
+
+    def revert(self, activation: Activation) -> None:
+        """Forget the reminders and the deliveries that a handler has not saved: it has raised."""
+        if self.reminding is not None:
+            self.reminding.revert(activation)
+        activation.shard.host.deliveries.revert(activation)
+
+    def _is_repeated(self, message: Handled | None) -> bool:
+        """True if a message that failed is handled again, so that what it has left in the state
+        would be there twice."""
+        delivery = message is not None and message[0].name.startswith(MARK)
+        return delivery and self.kind.states is not None
 
     def note_failure(self, activation: Activation, method: str, error: BaseException) -> None:
         """Count a failure of a method, and keep it for operators."""

@@ -87,7 +87,7 @@ class StateSaver:
                     await saved
         except BaseException as error:
             if saving is not None:
-                self._deliveries.fail_save(activation)
+                self._deliveries.fail_save(activation, saving, in_doubt=_is_in_doubt(error))
             if is_a(error, StaleFence) and not is_a(error, StaleActivation):
                 activation.stopping = activation.stopping or StopReason.FAILURE
             raise
@@ -105,6 +105,13 @@ class StateSaver:
         if reminding is not None and reminding.is_unsaved(context._acting("save")):
             await self.save(context, None, alone=True)
 
+    async def stored(self, context: Context) -> bytes | None:
+        """Return the state as the store has it, with its record, once the outcome of each save that
+        was sent is certain. Raises as `StateLoader.load`."""
+        activation = context._acting("save")
+        shard = activation.shard
+        return await self._keeper.load(self._name, shard.shard, activation.key, shard.fence)
+
     def _checked(self, entity_id: str, data: bytes) -> bytes:
         """Return the form in which a state is stored. Raises StateTooLarge."""
         settings = self._settings
@@ -117,3 +124,9 @@ class StateSaver:
     @property
     def _compresses(self) -> bool:
         return self._settings.state_compression != "none"
+
+
+def _is_in_doubt(error: BaseException) -> bool:
+    """True if the store may have a save that ended with this error: it has no answer, or its caller
+    has given it up."""
+    return not is_a(error, StaleFence) and not getattr(error, "definite", False)
