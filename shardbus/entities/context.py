@@ -339,7 +339,8 @@ class Context:
         """Put the message being handled aside. Its asker waits on.
 
         Raises:
-            LocalProtocolError: no message is being handled.
+            LocalProtocolError: no message is being handled; or it is a reminder, an event of a
+                projection or of a durable mailbox, which comes again if the handler raises.
         """
         self._host.deferred.stash(self._acting("stash"))
 
@@ -357,15 +358,16 @@ class Context:
             outcome, and no answer before.
 
         Raises:
-            LocalProtocolError: there is no `receive`, or no message to answer later.
+            LocalProtocolError: there is no `receive`, or no message to answer later; a delivery and
+                an ask with a key are answered by their handler.
         """
         try:
             activation = self._acting("pipe_to_self")
-        except StaleActivation:
+            self._host.deferred.begin(activation, work, answer=answer)
+        except (StaleActivation, LocalProtocolError):
             if asyncio.iscoroutine(work):
                 work.close()
             raise
-        self._host.deferred.begin(activation, work, answer=answer)
 
     def become(self, behaviour: Callable[[Any], object]) -> None:
         """Handle the messages of `receive` by this method, from the next one on. A restart begins

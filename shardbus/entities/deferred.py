@@ -17,6 +17,11 @@ put aside is definite, wherever it arises, because a handler has begun (`Message
 cancelled, outcomes that still wait in the mailbox are removed, and their askers get EntityFailed. A
 hand-off waits for work under way as it does for the mailbox, and idling does not end it.
 
+**Not put aside** are messages whose end is stored once their handler has returned: reminders and
+events of projections, which come again if it raises. A delivery, or an ask with a key, may be
+stashed, since it comes back to its handler; work cannot answer it, because the effect would not be
+stored with its number.
+
 Source: S4.17-S4.23; docs/how-to/define-entities.md.
 """
 
@@ -28,6 +33,7 @@ from collections import deque
 from collections.abc import Awaitable, Iterable
 from typing import NamedTuple, Protocol
 
+from shardbus.deliveries.numbers import MARK
 from shardbus.entities.activation import (
     NEVER,
     OUTCOME,
@@ -48,6 +54,9 @@ from shardbus.transport.drop_reports import Origin
 from shardbus.transport.session import Session
 
 log = GuardedLog("shardbus.entity")
+
+OF_NODE = "$"
+"""The first character of the invokers' names of this package: no handler has such a name."""
 
 
 class MessageRunner(Protocol):
@@ -78,6 +87,11 @@ class DeferredWork:
     def stash(self, activation: Activation) -> None:
         """Put the current message aside."""
         message = self._current(activation, "stashed")
+        name = message.invoker.name
+        if name.startswith(OF_NODE) and name != OUTCOME:
+            raise LocalProtocolError(
+                "a reminder, or an event of a projection, cannot be stashed: raise, and it comes again"
+            )
         if self._stores and message.session is None:
             raise LocalProtocolError(
                 "a message of a durable mailbox cannot be stashed: raise, and it comes again"
@@ -130,6 +144,11 @@ class DeferredWork:
         asker: Asker = (None, Origin.OWN, ())
         if answer:
             message = self._current(activation, "answered later")
+            if message.invoker.name.startswith(MARK):
+                raise LocalProtocolError(
+                    "a delivery, or an ask with a key, cannot be answered later: await the work in"
+                    " its handler"
+                )
             asker = (message.session, message.corr, message.chain)
         if asyncio.isfuture(work):
             task: asyncio.Future[object] = work

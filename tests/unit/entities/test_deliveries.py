@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ from shardbus import (
     ConfigError,
     DeliveryFailed,
     Entity,
+    EntityFailed,
     KeyReused,
     Rejection,
     ShardBus,
@@ -113,6 +115,53 @@ class Till(Entity):
     @handler
     def report(self) -> list[int]:
         return self.taken
+
+
+@bus.entity(name="teller", shards=6, supervision={ConnectionError: "resume"})
+class Teller(Entity):
+    """Its handlers end in the ways that an application may choose."""
+
+    state: Balance
+    fails = 0
+    fired = 0
+
+    @handler
+    async def pay(self, cents: int) -> None:
+        self.deliver(self.context.ref(Vault, "teller's").store, cents)
+        await self.context.remind("receipt", after=5)
+        if cents > self.state.cents:
+            raise Broke(self.state.cents)
+        self.state.cents -= cents
+        await self.save()
+
+    @handler
+    def receipt(self) -> None:
+        Teller.fired += 1
+
+    @handler
+    async def take(self, cents: int) -> int:
+        self.state.cents += cents
+        if Teller.fails:
+            Teller.fails -= 1
+            raise ConnectionError("the audit log does not answer")
+        await self.save()
+        return self.state.cents
+
+    @handler
+    async def close_account(self) -> int:
+        left = self.state.cents
+        await self.clear()
+        return left
+
+    @handler
+    async def look_up(self) -> None:
+        self.context.pipe_to_self(asyncio.sleep(5), answer=True)
+
+    @handler
+    def cents(self) -> int:
+        return self.state.cents
+
+    async def receive(self, message: object) -> None: ...
 
 
 @bus.entity(name="vault", shards=6)
@@ -310,6 +359,90 @@ async def test_pending_deliveries_go_on_after_a_stop_of_everything_without_a_mes
         vault = node.entity(Vault, "v")
         assert vault is not None
         assert vault.state.cents == 7
+
+
+async def by(ref: Any, way: str, *args: Any) -> Any:
+    """Call a handler in one of the ways: ask, deliver, key."""
+    if way == "deliver":
+        return await ref.deliver(*args)
+    return await (ref.ask(*args, key="k") if way == "key" else ref(*args))
+
+
+@pytest.mark.parametrize("way", ["ask", "deliver", "key"])
+async def test_a_refusal_before_the_save_delivers_and_reminds_nothing(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does a later save of another handler."""
+    monkeypatch.setattr(Teller, "fired", 0)
+    async with TestCluster(bus, nodes=1) as cluster:
+        teller = cluster.client().ref(Teller, "t")
+        with suppress(Broke):
+            await by(teller.pay, way, 30)
+        await cluster.advance(20)
+        await teller.take(50)
+        await cluster.advance(20)
+        assert cluster.store.state(Vault, "teller's") is None
+        assert Teller.fired == 0
+        await teller.pay(20)
+        await cluster.advance(20)
+        vault = cluster.store.state(Vault, "teller's")
+        assert vault is not None
+        assert (vault.cents, Teller.fired) == (20, 1)
+
+
+async def test_a_refusal_forgets_no_delivery_that_is_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waits for its confirmation; the next save is without it only once it is confirmed."""
+    async with TestCluster(bus, nodes=1) as cluster:
+        teller = cluster.client().ref(Teller, "t")
+        monkeypatch.setattr(Vault, "shut", True)
+        await teller.take(50)
+        await teller.pay(20)
+        with suppress(Broke):
+            await teller.pay(60)
+        await teller.take(1)
+        monkeypatch.setattr(Vault, "shut", False)
+        await cluster.kill(cluster.nodes[0])
+        await cluster.add()
+        await cluster.advance(60)
+        vault = cluster.store.state(Vault, "teller's")
+        assert vault is not None
+        assert vault.cents == 20
+
+
+@pytest.mark.parametrize("way", ["deliver", "key"])
+async def test_a_delivery_that_fails_is_handled_anew_with_the_stored_state_in_spite_of_resume(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Teller, "fails", 2)
+    async with TestCluster(bus, nodes=1) as cluster:
+        teller = cluster.client().ref(Teller, "t")
+        while way == "key" and Teller.fails:
+            with pytest.raises(EntityFailed):
+                await by(teller.take, way, 100)
+        await by(teller.take, way, 100)
+        assert await teller.cents() == 100
+
+
+@pytest.mark.parametrize("way", ["ask", "deliver", "key"])
+async def test_a_removed_state_stays_removed_whatever_is_stored_of_the_message(way: str) -> None:
+    async with TestCluster(bus, nodes=2) as cluster:
+        teller = cluster.client().ref(Teller, "t")
+        await teller.take(100)
+        await by(teller.close_account, way)
+        assert cluster.store.state(Teller, "t") in (None, Balance())
+        await cluster.kill(cluster.where(Teller, "t") or cluster.nodes[0])
+        await cluster.settle()
+        assert await teller.cents() == 0
+
+
+@pytest.mark.parametrize("way", ["deliver", "key"])
+async def test_work_cannot_answer_what_takes_effect_once(way: str) -> None:
+    async with TestCluster(bus, nodes=1) as cluster:
+        teller = cluster.client().ref(Teller, "t")
+        with pytest.raises((DeliveryFailed, EntityFailed), match="cannot be answered later"):
+            await by(teller.look_up, way)
 
 
 def test_classes_that_deliver_are_known() -> None:

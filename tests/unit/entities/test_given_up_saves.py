@@ -129,6 +129,19 @@ async def test_the_next_message_sees_an_event_that_was_stored_although_it_was_gi
         assert seen == await probe.ref.balance()
 
 
+async def test_messages_that_wait_are_behind_the_look_at_the_journal() -> None:
+    async with EntityProbe(Account, "ada") as probe:
+        await probe.ref.move(100)
+        for patience in PATIENCES:
+            first = probe.cluster.spawn(probe.ref.move(-80, patience))
+            second = probe.cluster.spawn(probe.ref.balance())
+            with suppress(TryLater):
+                await first
+            seen = await second
+            await probe.crash()
+            assert seen == await probe.ref.balance()
+
+
 @pytest.mark.parametrize("patience", PATIENCES)
 async def test_the_next_message_sees_the_outcome_of_a_clear_that_was_given_up(
     patience: float,

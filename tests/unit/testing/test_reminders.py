@@ -57,6 +57,8 @@ def application(shards: int = 8) -> ShardBus:
             assert reminder is not None
             now = self.context.now()
             assert now >= reminder.due
+            if name == "early" and not CALLS:
+                self.context.stash()
             CALLS.append((self.context.entity_id, name, reminder.delivery, now))
 
     @bus.entity(name="stored", shards=shards)
@@ -149,6 +151,18 @@ async def test_a_reminder_fires_once_and_is_gone() -> None:
         await cluster.advance(100)
         assert calls("a") == ["tea"]
         assert await client.call("timer", "a", "names") == []
+
+
+async def test_a_reminder_is_not_put_aside_and_comes_again() -> None:
+    """A handler returns without an effect that stays: the reminder would be over."""
+    async with TestCluster(application(), nodes=1) as cluster:
+        client = cluster.client()
+        await client.call("timer", "a", "set", "early", 1.0)
+        await cluster.advance(2)
+        assert CALLS == []
+        await client.call("timer", "b", "set", "other", 1.0)
+        await cluster.advance(60)
+        assert sorted(calls("a") + calls("b")) == ["early", "other"]
 
 
 async def test_every_fires_at_each_moment() -> None:
