@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from shardbus_cli import output
 from shardbus_cli.app_and_cluster import NamedCluster, app_named, runs
-from shardbus_cli.exit_codes import ExitCode
+from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.parameters import (
     NODE_URL,
     App,
@@ -275,7 +276,8 @@ async def _migrate(
     from shardbus.store.migration import migratable
     from shardbus.store.opening import open_store
 
-    store = open_store(url, cluster=cluster, timeout=CALL_TIMEOUT_S)
+    store = open_store(url, cluster=cluster, timeout=CALL_TIMEOUT_S, start_within=CALL_TIMEOUT_S)
+    check_file(url)
     moving = migratable(store)
     if moving is None:
         line = "this store finds states whatever their shards are: nothing is to be moved"
@@ -338,10 +340,30 @@ def _described_migration(found: Migration, *, done: bool, write: bool) -> dict[s
     return {"done": done, **counts, "types": types, "lines": lines}
 
 
-async def opened(url: str, cluster: str) -> StateStore:
-    """Return the store of a cluster, started."""
+async def opened(url: str, cluster: str, *, creates: bool = False) -> StateStore:
+    """Return the store of a cluster, started. `creates`: a file that is not there is made.
+
+    Raises:
+        CommandFailure: there is no such file.
+    """
     from shardbus.store.opening import open_store
 
-    store = open_store(url, cluster=cluster, timeout=CALL_TIMEOUT_S)
+    within = CALL_TIMEOUT_S
+    store = open_store(url, cluster=cluster, timeout=within, start_within=within)
+    if not creates:
+        check_file(url)
     await store.start()
     return store
+
+
+def check_file(url: str) -> None:
+    """Check that the file of an SQLite store is there: opening it would make an empty one.
+
+    Raises:
+        CommandFailure: it is not.
+    """
+    path = url.partition("?")[0].removeprefix("sqlite:///")
+    if url.startswith("sqlite:///") and path and not Path(path).exists():
+        raise CommandFailure(
+            f"there is no file {path!r}", "correct --store", code=ExitCode.UNREACHABLE
+        )

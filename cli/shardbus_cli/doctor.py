@@ -80,6 +80,8 @@ def doctor(
         found = [f for f in _all(answer, asked, types or [], store, named) if f.key in before]
     _print(asked.url, answer, found, as_json)
     if silent is not None:
+        if not found:
+            output.note(f"the stored tables of {', '.join(types or [])} are sound")
         raise silent
     if found:
         raise typer.Exit(ExitCode.UNHEALTHY)

@@ -144,22 +144,26 @@ def import_(
         return await import_journal(found, journals, lines, shard)
 
     try:
-        kind, entity_id, count = with_journals(store, name, write)
+        kind, entity_id, count = with_journals(store, name, write, creates=True)
     except (OSError, ValueError) as error:
         raise CommandFailure(f"{file}: {error}", code=ExitCode.USAGE) from None
     output.note(f"{kind} {entity_id!r}: {output.counted(count, 'event')}")
 
 
 def with_journals(
-    url: str, cluster: str, step: Callable[[StateStore, JournalStore], Awaitable[T]]
+    url: str,
+    cluster: str,
+    step: Callable[[StateStore, JournalStore], Awaitable[T]],
+    *,
+    creates: bool = False,
 ) -> T:
-    """Return the result of a step with a store that has journals."""
+    """Return the result of a step with a store that has journals. `creates` as in `opened`."""
     import asyncio
 
     from shardbus.store.journal_protocol import journals_of
 
     async def run() -> T:
-        found = await opened(url, cluster)
+        found = await opened(url, cluster, creates=creates)
         try:
             journals = journals_of(found)
             if journals is None:

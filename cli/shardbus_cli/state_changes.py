@@ -141,9 +141,12 @@ def export(
         found, count = await opened(store, name), 0
         try:
             for kind in names:
+                before = count
                 async for line in _lines(found, bus, kind, prefix, after, rate):
                     output.data(line)
                     count += 1
+                if count == before and (mistake := named.mistaken_type(kind)):
+                    raise CommandFailure(mistake, code=ExitCode.REFUSED)
         finally:
             await found.close()
         return count
@@ -180,7 +183,7 @@ def import_(
     existing = "replace" if replace else "skip" if skip else "refuse"
 
     async def write_all() -> Imported:
-        found = await opened(store, name)
+        found = await opened(store, name, creates=True)
         try:
             if not dry_run:
                 await refuse_if_running(found, name, bus.types if bus is not None else ())

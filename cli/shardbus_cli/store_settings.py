@@ -106,15 +106,22 @@ def store_settings(
 
 
 def _store_at(node: str) -> str:
-    """Return the URL of the replicated store of the node; empty if it has another, or does not
-    answer."""
+    """Return the URL of the store of the node; empty if it does not answer.
+
+    Raises:
+        CommandFailure: its store has no replicas.
+    """
     from shardbus.config.replicas import is_replicated
 
     try:
         url = str(NodeHttp(node).read("v1", "store")["url"])
     except (CommandFailure, KeyError):
         return ""
-    return url if is_replicated(url) else ""
+    if not is_replicated(url):
+        raise CommandFailure(
+            f"the store of {node} is {url}, which has no replicas", code=ExitCode.REFUSED
+        )
+    return url
 
 
 def peers_of(settings: Settings) -> tuple[Address, ...]:

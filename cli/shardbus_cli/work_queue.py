@@ -13,6 +13,7 @@ import typer
 
 from shardbus_cli import output
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
+from shardbus_cli.node_http import NodeHttp
 from shardbus_cli.parameters import NODE_URL, AsJson, EntityId, EntityType, NodeUrl, Secret
 from shardbus_cli.send import DEFAULT_TIMEOUT_S, Timeout, answer_of, as_text
 
@@ -45,10 +46,9 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show how many items a queue has, and its first ones."""
+    _check_queue(node, entity_type)
     values = [limit, place or ""]
     answer = answer_of(node, entity_type, entity_id, "show", values, timeout, secret)
-    if not isinstance(answer, dict) or "waiting_pulls" not in answer:
-        raise CommandFailure(f"{entity_type!r} is no type of queues", code=ExitCode.REFUSED)
     if as_json:
         output.data(as_text(answer))
         return
@@ -101,6 +101,13 @@ def drop(
     output.note(f"{output.counted(count, 'item')} removed")
 
 
+def _check_queue(node: str, entity_type: str) -> None:
+    """Check that the entities of a type are queues: others may have handlers of the same names."""
+    rows = NodeHttp(node).read("v1", "types").get("types", ())
+    if any(row["type"] == entity_type and not row.get("queue", True) for row in rows):
+        raise CommandFailure(f"{entity_type!r} is no type of queues", code=ExitCode.REFUSED)
+
+
 def _aside(
     node: str,
     entity_type: str,
@@ -114,6 +121,7 @@ def _aside(
     Raises:
         CommandFailure: one of the numbers is not set aside.
     """
+    _check_queue(node, entity_type)
     values = [SHOWN_MAX, "aside"]
     answer = answer_of(node, entity_type, entity_id, "show", values, timeout, secret)
     items = {one["number"]: one for one in answer["items"]}

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.metadata import entry_points
+from math import inf
 from urllib.parse import quote
 
 from shardbus.config.replicas import SCHEME, is_in_memory, replicas_of
@@ -50,10 +51,12 @@ def open_store(
     timeout: float = 2.0,
     guard: bool = False,
     security: SecuritySettings | None = None,
+    start_within: float = inf,
 ) -> StateStore:
     """Return the store that `url` names, not started yet. `timeout` bounds each of its calls, in
     seconds. With `guard`, as a node needs it, a plug-in is called in a thread, with a deadline
-    (`guarded`). `security`: the files of the keys with which replicas are reached.
+    (`guarded`). `security`: the files of the keys with which replicas are reached. `start_within`:
+    seconds for which the start waits for a majority of replicas.
 
     Raises:
         ConfigError: the scheme is unknown, or the URL is wrong.
@@ -74,7 +77,8 @@ def open_store(
     if scheme in POSTGRES_SCHEMES:
         return _open_postgres(url, cluster, timeout)
     if scheme == SCHEME:
-        return _open_replicated(url, cluster, timeout, security or SecuritySettings())
+        security = security or SecuritySettings()
+        return _open_replicated(url, cluster, timeout, security, start_within)
     store = _open_other(scheme, url, cluster, timeout)
     return GuardedStore(store, mask_url(url), timeout) if guard else store
 
@@ -121,7 +125,7 @@ def _open_postgres(url: str, cluster: str, timeout: float) -> StateStore:
 
 
 def _open_replicated(
-    url: str, cluster: str, timeout: float, security: SecuritySettings
+    url: str, cluster: str, timeout: float, security: SecuritySettings, start_within: float
 ) -> StateStore:
     from shardbus.store.replicated import ReplicatedStore
     from shardbus.transport.zmq.curve import Keyring
@@ -139,7 +143,8 @@ def _open_replicated(
     def network() -> ZmqNetwork:
         return ZmqNetwork(Keyring.at(security.secret, security.keys, security.allowed))
 
-    return ReplicatedStore(url, cluster, addresses, network, timeout=timeout)
+    within = {"timeout": timeout, "start_within": start_within}
+    return ReplicatedStore(url, cluster, addresses, network, **within)
 
 
 def _open_other(scheme: str, url: str, cluster: str, timeout: float) -> StateStore:

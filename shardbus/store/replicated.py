@@ -39,6 +39,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from operator import attrgetter
+from math import inf
 from random import Random
 from typing import NamedTuple
 
@@ -158,8 +159,8 @@ class _BucketScan:
 
 
 class ReplicatedStore:
-    """A `StateStore` on the replicas at `addresses`. `timeout` bounds each call, in seconds.
-    `network` makes the network of one start."""
+    """A `StateStore` on the replicas at `addresses`. `timeout` bounds each call, in seconds, and
+    `start_within` the start. `network` makes the network of one start."""
 
     def __init__(
         self,
@@ -169,11 +170,13 @@ class ReplicatedStore:
         network: Callable[[], Network],
         *,
         timeout: float = 2.0,
+        start_within: float = inf,
         copies: Callable[[int], int] = lambda disks: 0,
         dice: Random | None = None,
     ) -> None:
         self._url, self._cluster, self._addresses = url, cluster, tuple(addresses)
         self._network, self._timeout, self._copies = network, timeout, copies
+        self._start_within = start_within
         self._dice = dice or Random()
         self._proposer: Proposer | None = None
         self._links: ReplicaLinks
@@ -202,6 +205,7 @@ class ReplicatedStore:
 
         Raises:
             ConfigError: this build cannot encrypt, or libzmq is too old.
+            StoreUnavailable: they did not serve within `start_within`.
         """
         self._loop, self._changed = asyncio.get_running_loop(), asyncio.Event()
         self._links = ReplicaLinks(
@@ -224,15 +228,19 @@ class ReplicatedStore:
 
     async def _serving_ring(self) -> ReplicaRing:
         """Wait for a majority of the disks of a ring. Returns the ring."""
+        end = self._loop.time() + self._start_within
         while True:
             self._changed.clear()
             ring, links = self._links.ring, self._links
             if ring.members and links.serving(ring) >= majority(len(ring.members)):
                 return ring
             try:
-                async with asyncio.timeout(WAIT_LOG_S):
+                async with asyncio.timeout(min(WAIT_LOG_S, end - self._loop.time())):
                     await self._changed.wait()
             except TimeoutError:
+                if self._loop.time() >= end:
+                    text = f"{self._url} has no majority: {links.troubles}"
+                    raise StoreUnavailable(text, definite=True) from None
                 log.warning("the store %s waits for replicas: %s", self._url, links.troubles)
 
     async def close(self) -> None:

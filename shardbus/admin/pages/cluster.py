@@ -8,6 +8,7 @@ from typing import Any
 
 from shardbus.admin.administration import Administration, text_of
 from shardbus.admin.questions import question
+from shardbus.delivery import WorkQueue
 from shardbus.errors import Refused
 from shardbus.http.page import Json, page
 from shardbus.ids import NodeId
@@ -140,7 +141,8 @@ async def types(admin: Administration) -> Json:
     """The entity types of this node's application.
 
     `types`, each with `type`, `shards`, `layout`, `role`, `coordinator_role`, `remember`,
-    `handoff`, `hosted_here`, `state` (true if its entities have one), `coordinator`,
+    `handoff`, `hosted_here`, `state` (true if its entities have one), `queue` (true if they are
+    queues of work), `coordinator`,
     `active_entity_limit` (0 is none), `entities_here` and `state_bytes_here` (stored size of their
     states, null without state), all of the node that answers.
     """
@@ -157,6 +159,7 @@ async def types(admin: Administration) -> Json:
             "remember": region.settings.remember,
             "handoff": region.settings.handoff,
             "state": region.entity_type.states is not None,
+            "queue": issubclass(region.entity_type.cls, WorkQueue),
             "hosted_here": region.hosts,
             "coordinator": text_of(region.coordinator),
             "active_entity_limit": region.host.passivator.limit,

@@ -111,7 +111,7 @@ class Used:
         self.app = app
         return SimpleNamespace(name=f"of {app}", types=Types())
 
-    def open(self, url: str, *, cluster: str, timeout: float = 0.0) -> Any:
+    def open(self, url: str, *, cluster: str, **seconds: float) -> Any:
         self.cluster = cluster
         raise CommandFailure("opened")
 

@@ -12,6 +12,7 @@ import pytest
 from shardbus.config.loading import load
 from shardbus.ids import NodeId
 from shardbus.store.sqlite import SqliteStore
+from shardbus_cli import config, data
 from shardbus_cli.config import read_file
 from shardbus_cli.exit_codes import ExitCode
 
@@ -172,3 +173,19 @@ def test_the_shipped_files_are_valid_and_differ_from_the_defaults(file):
     settings = load([(file.name, read_file(file)), ("test", {"node": {"advertise": "10.0.0.1"}})])
     assert settings != load()
     assert len(text.splitlines()) < 40
+
+
+def test_a_check_waits_for_no_replicas_that_start_with_the_nodes(shell, apps, monkeypatch):
+    monkeypatch.setattr(config, "START_S", 0.05)
+    url = "cluster://127.0.0.1:9,127.0.0.1:10,127.0.0.1:11"
+    assert shell("check", "good_app", "--set", f"store.url={url}", "--json") == ExitCode.OK
+    checks = json.loads(shell.out)["checks"]
+    assert "has no majority: 127.0.0.1:9" in checks["store"]["detail"]
+    assert checks["store"]["detail"].endswith("its tables are not checked")
+
+
+def test_a_command_waits_for_replicas_as_long_as_for_a_call(shell, monkeypatch):
+    monkeypatch.setattr(data, "CALL_TIMEOUT_S", 0.05)
+    words = ("--store", "cluster://127.0.0.1:9", "--cluster", "shop", "--node", "http://127.0.0.1:9")
+    assert shell("data", "show", "cart", *words) == ExitCode.UNREACHABLE
+    assert "has no majority" in shell.err

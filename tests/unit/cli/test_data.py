@@ -226,7 +226,38 @@ def test_states_are_moved_only_while_no_node_runs(shell, redis_server, redis_url
     assert asyncio.run(read()) == b"tea"
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("state", "export", "cart"),
+        ("state", "list", "cart"),
+        ("state", "check", "good_app"),
+        ("journal", "show", "cart", "7"),
+        ("outbox", "list"),
+        ("data", "show", "cart"),
+        ("data", "remove", "cart"),
+        ("data", "migrate", "--dry-run"),
+    ],
+    ids=" ".join,
+)
+def test_a_command_makes_no_empty_store_of_a_mistyped_file(shell, apps, command):
+    words = () if "good_app" in command else ("--cluster", "shop")
+    node = () if command[:2] == ("state", "check") else NO_NODE
+    url = f"sqlite:///{apps}/typo.db"
+    assert shell(*command, "--store", url, *words, *node) == ExitCode.UNREACHABLE
+    assert f"there is no file '{apps}/typo.db'; correct --store" in shell.err
+    assert not (apps / "typo.db").exists()
+
+
+def test_an_export_of_a_type_that_nobody_has_fails(shell, apps, stored):
+    Path(stored.url.removeprefix("sqlite:///")).touch()
+    words = ("state", "export", "conter", "--app", "good_app", "--store", stored.url, *NO_NODE)
+    assert shell(*words) == ExitCode.REFUSED
+    assert "no entity type 'conter'" in shell.err
+
+
 def test_a_store_without_places_has_nothing_to_move(shell, stored):
+    Path(stored.url.removeprefix("sqlite:///")).touch()
     words = ("data", "migrate", "--store", stored.url, "--cluster", "shop", *NO_NODE)
     assert shell(*words, "--dry-run") == ExitCode.OK
     assert "nothing is to be moved" in shell.out
@@ -267,5 +298,6 @@ async def test_a_command_waits_longer_for_the_store_than_a_node(monkeypatch):
 
     monkeypatch.setattr("shardbus.store.opening.open_store", open_memory)
     await opened("memory://", "shop")
-    assert opened_with == {"cluster": "shop", "timeout": CALL_TIMEOUT_S}
+    within = {"timeout": CALL_TIMEOUT_S, "start_within": CALL_TIMEOUT_S}
+    assert opened_with == {"cluster": "shop", **within}
     assert StoreSettings().timeout < CALL_TIMEOUT_S

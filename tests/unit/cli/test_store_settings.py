@@ -21,7 +21,6 @@ SEEDS = ["node.seeds=10.0.0.1:7355"]
         (NAMED, [], THERE, NAMED),
         ("cluster://", SEEDS, THERE, "cluster://"),
         ("sqlite:///x.db", [], THERE, "sqlite:///x.db"),
-        (None, [], "redis://10.0.0.7:6379/0", ""),
         (None, [], None, ""),
     ],
 )
@@ -47,3 +46,7 @@ def test_a_node_names_the_replicas_if_the_settings_do_not(
     monkeypatch.setattr(module, "NodeHttp", Node)
     settings = module.store_settings(None, store, assignments, "http://n:8558")
     assert settings.store.url == url
+    there = "sqlite:///shop.db"
+    if (store, assignments) == (None, []):
+        with pytest.raises(CommandFailure, match="is sqlite:///shop.db, which has no replicas"):
+            module.store_settings(None, store, assignments, "http://n:8558")
