@@ -618,6 +618,10 @@ def _states(cls: type, kind: str, version: object) -> StateCodec | None:
         if version != 1:
             raise ConfigError(f"{kind!r}: state_version without a state", hint="declare state: ...")
         return None
+    if isinstance(wanted, typing.TypeVar | typing.NewType):
+        raise ConfigError(
+            f"{cls.__name__}.state: {wanted} is no class", hint="declare the class in each entity"
+        )
     check_type(f"{cls.__name__}.state", wanted)
     try:
         wanted()

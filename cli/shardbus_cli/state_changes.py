@@ -213,6 +213,8 @@ async def _import(
     importer = Importer(store, finder.find, existing=existing, write=write)
     batch: list[tuple[int, StoredEntity]] = []
     size = 0
+    strange: dict[str, int] = {}
+    """The types that the application lacks, each with its first line."""
 
     async def put() -> None:
         other = await importer.put([one for _, one in batch])
@@ -232,6 +234,8 @@ async def _import(
         try:
             one = read_line(line)
             known = bus.types.get(one.entity_type) if bus is not None else None
+            if bus is not None and known is None:
+                strange.setdefault(one.entity_type, number)
             if one.data is not None and known is not None and known.states is not None:
                 known.states.read(one.entity_id, one.data)
             if one.reminders is not None:
@@ -247,6 +251,8 @@ async def _import(
             await put()
             size = 0
     await put()
+    for entity_type, number in strange.items():
+        output.note(f"line {number}: the application has no type {entity_type!r:.100}")
     return importer.done
 
 

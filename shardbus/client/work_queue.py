@@ -49,12 +49,14 @@ from shardbus.errors import (
     MessageTooLarge,
     NodeLost,
     RequestError,
+    SchemaError,
     StateUnreadable,
 )
 from shardbus.guarded_log import GuardedLog
 from shardbus.quantities import counted
 from shardbus.routing.refs import milliseconds
 from shardbus.task_set import TaskSet
+from shardbus.tasks.interrupts import raise_interrupt
 from shardbus.wire.schema import decoder, encoder, packer
 from shardbus.wire.shapes import shape_of
 from shardbus.wire.values import pack_whole
@@ -285,7 +287,7 @@ class ClientQueue(Generic[T]):
                 f"{shown:.60} is no class of queues", hint="write class Emails(WorkQueue[Email])"
             )
         self._ref = refs.ref(kind, entity_id)
-        where = f"an item of {kind.__name__}"
+        self._where = where = f"an item of {kind.__name__} {entity_id!r:.100}"
         self._encode = encoder(where, packer(shape_of(where, declared), pack_whole))
         self._decode = decoder(declared)
         self.name: str = f"{platform.node():.60}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -485,7 +487,11 @@ class ClientQueue(Generic[T]):
 
     def decode(self, body: bytes) -> T:
         """Return the value of an item. Raises SchemaError."""
-        value: T = self._decode(body)
+        try:
+            value: T = self._decode(body)
+        except BaseException as error:
+            raise_interrupt(error)
+            raise SchemaError(f"{self._where} cannot be read: {described(error)}") from error
         return value
 
 

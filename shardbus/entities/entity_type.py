@@ -149,6 +149,11 @@ class EntityType(msgspec.Struct, frozen=True):
         alone = not self.starts and self.states is None
         return alone and not self.carries and not self.reminds
 
+    @property
+    def is_queue(self) -> bool:
+        """True for a class of queues of work (`shardbus.delivery.WorkQueue`)."""
+        return getattr(self.cls, "__shardbus_item__", None) is not None
+
 
 def addressed(invokers: Mapping[str, Invoker], message: object) -> tuple[Invoker, bytes]:
     """Return the invoker and the payload of a message that an entity sends itself. A text that

@@ -458,12 +458,15 @@ class Projecting:
         are gone, which it cannot handle again.
 
         Raises:
-            Refused: some are gone, and `missing` is False. Or the shard moves. Nothing changed.
+            Refused: it has no events, or some are gone, and `missing` is False. Or the shard moves.
+                Nothing changed.
             AskTimeout: the part has not come to it; it may be done later.
         """
 
         async def begin(entity: Any) -> int:
             page = await self._journals.read(self.events.source, shard, source_id, 0, 0)
+            if not page.last:
+                raise Refused(f"{self.events.source} {source_id!r:.100} has no events")
             gone = page.first - 1
             if gone and not missing:
                 text = f"the events of {source_id!r:.100} before number {page.first} are removed"

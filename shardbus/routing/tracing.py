@@ -64,8 +64,11 @@ from opentelemetry.trace import (
     TraceState,
 )
 
+from shardbus.deliveries.numbers import MARK
 from shardbus.error_text import described, is_a, is_exception, type_name
 from shardbus.errors import Rejection
+from shardbus.store.journals import Journals
+from shardbus.store.protocol import Reminders
 from shardbus.transport.asks import set_error
 
 LINKS_MAX = 8
@@ -278,19 +281,17 @@ class Tracing:
 
         def begin(entity: Any) -> tuple[Span, Any]:
             activation = entity.context
-            about = self._about(activation.entity_type, activation.entity_id, method)
+            called = method.removeprefix(MARK) or "receive"
+            about = self._about(activation.entity_type, activation.entity_id, called)
             about["shardbus.shard"] = activation.shard_id
             about["shardbus.fence"] = activation.fence
             parent = _context_of(carried.parent)
             if waits[0]:
-                waited = self._tracer.start_span(
-                    "buffered",
-                    parent,
-                    attributes={**about, "shardbus.why": "mailbox"},
-                    start_time=arrived,
-                )
-                waited.end()
-            name = f"handle {activation.entity_type}.{method or 'receive'}"
+                why = {**about, "shardbus.why": "mailbox"}
+                self._tracer.start_span(
+                    "buffered", parent, attributes=why, start_time=arrived
+                ).end()
+            name = f"handle {activation.entity_type}.{called}"
             links = [Link(link) for link in carried.links]
             span = self._tracer.start_span(name, parent, kind, about, links)
             return span, attach(trace.set_span_in_context(span, parent))
@@ -366,13 +367,17 @@ class Tracing:
         """Return a store of states that loads and saves by `states`, with spans."""
         return StateKeeper(states, self)
 
-    def saving(self, entity_type: str, entity_id: str) -> Span | None:
-        """Begin the span of a save, if the handler that saves is traced."""
+    def saving(
+        self, entity_type: str, entity_id: str, saved: asyncio.Future[None]
+    ) -> asyncio.Future[None]:
+        """Give a save that has begun a span, if its handler is traced. Returns the save."""
         context = get_current()
-        if not trace.get_current_span(context).get_span_context().trace_flags.sampled:
-            return None
-        about = self._about(entity_type, entity_id, "save")
-        return self._tracer.start_span(f"save {entity_type}", context, SpanKind.CLIENT, about)
+        if trace.get_current_span(context).get_span_context().trace_flags.sampled:
+            about = self._about(entity_type, entity_id, "save")
+            name = f"save {entity_type}"
+            span = self._tracer.start_span(name, context, SpanKind.CLIENT, about)
+            saved.add_done_callback(lambda answer: self.end_with(span, answer))
+        return saved
 
 
 class AnswerWithSpan:
@@ -404,19 +409,39 @@ class StateKeeper:
 
     def __init__(self, states: Any, tracing: Tracing) -> None:
         self._states, self._tracing = states, tracing
-        self.journals: Any = states.journals
+        journals: Journals | None = states.journals
+        self.journals: Any = None if journals is None else JournalKeeper(journals, tracing)
         self.load: Callable[[str, str, str, int], Awaitable[bytes | None]] = states.load
         self.refuse_unsent: Callable[[str, str, str], None] = states.refuse_unsent
 
     def save(
-        self, entity_type: str, shard: str, entity_id: str, fence: int, data: bytes | None
+        self,
+        entity_type: str,
+        shard: str,
+        entity_id: str,
+        fence: int,
+        data: bytes | None,
+        reminders: Reminders | None = None,
     ) -> asyncio.Future[None]:
         """As the store's."""
-        span = self._tracing.saving(entity_type, entity_id)
-        saved: asyncio.Future[None] = self._states.save(entity_type, shard, entity_id, fence, data)
-        if span is not None:
-            saved.add_done_callback(lambda answer: self._tracing.end_with(span, answer))
-        return saved
+        place = (entity_type, shard, entity_id, fence)
+        saved: asyncio.Future[None] = self._states.save(*place, data, reminders)
+        return self._tracing.saving(entity_type, entity_id, saved)
+
+
+class JournalKeeper:
+    """The journals of a store, with a span for each traced append of events."""
+
+    def __init__(self, journals: Journals, tracing: Tracing) -> None:
+        self._journals, self._tracing = journals, tracing
+        self.open, self.read, self.trim = journals.open, journals.read, journals.trim
+
+    def append(
+        self, kind: str, shard: str, name: str, fence: int, after: int, entries: tuple[bytes, ...]
+    ) -> asyncio.Future[None]:
+        """As the store's."""
+        appended = self._journals.append(kind, shard, name, fence, after, entries)
+        return self._tracing.saving(kind, name, appended)
 
 
 STATUS_MAX = 1024

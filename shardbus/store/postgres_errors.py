@@ -48,6 +48,11 @@ _MANY = Trouble(
     again=True,
 )
 _GAVE_WAY = Trouble("cancelled a statement (57014, 40P01)", "see its log", again=True)
+_CONCURRENT = Trouble(
+    "cancelled a statement for another one (40001)",
+    "it is tried again; fewer are with default_transaction_isolation = 'read committed'",
+    again=True,
+)
 _DISK = Trouble("has a full disk (53100)", "free the server's disk; its log names the file")
 _MEMORY = Trouble("is out of memory (53200)", "see its log")
 _USER = Trouble(
@@ -61,7 +66,7 @@ _STATES = {
     "57P02": _ENDED,
     "57P05": _ENDED,
     "53300": _MANY,
-    "40001": _GAVE_WAY,
+    "40001": _CONCURRENT,
     "40P01": _GAVE_WAY,
     "55P03": _GAVE_WAY,
     "57014": _GAVE_WAY,

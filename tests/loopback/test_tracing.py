@@ -20,7 +20,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from shardbus import AsyncClient, Entity, EntityFailed, Rejection, ShardBus, handler
+from shardbus import (
+    AsyncClient,
+    Entity,
+    EntityFailed,
+    EventSourced,
+    Rejection,
+    ShardBus,
+    event,
+    handler,
+)
 from shardbus.config.settings import TracingSettings
 from shardbus.integrations.starlette import TraceContext, client_of, lifespan
 from shardbus.node.node import Node
@@ -36,6 +45,10 @@ class SoldOut(Rejection):
 
 class Total(msgspec.Struct):
     n: int = 0
+
+
+class Written(msgspec.Struct):
+    """A line of a diary."""
 
 
 def application() -> ShardBus:
@@ -106,6 +119,26 @@ def application() -> ShardBus:
         @handler
         def rung(self) -> int:
             return self.rings
+
+    @bus.entity("diary", shards=4)
+    class Diary(EventSourced):
+        state: Total
+
+        @event
+        def written(self, line: Written) -> None:
+            self.state.n += 1
+
+        @handler
+        async def plan(self) -> None:
+            await self.context.remind("write", after=0.01)
+
+        @handler
+        async def write(self) -> None:
+            await self.persist(Written())
+
+        @handler
+        def lines(self) -> int:
+            return self.state.n
 
     @bus.entity("log", shards=4)
     class Log(Entity):
@@ -418,3 +451,25 @@ async def test_B151_the_ratio_begins_traces_of_the_blocking_client(
     ask_span = kept.one("ask stock")
     assert parent_of(ask_span) is None
     assert parent_of(kept.one("handle stock.take")) == id_of(ask_span)
+
+
+async def test_deliveries_events_and_reminders_work_and_have_spans(
+    traced: Nodes, kept: Spans
+) -> None:
+    """A delivery has the span of its handler, an append the span of a save."""
+    app = application()
+    [node] = await traced.cluster(app, 1)
+    client = await traced.client(node, tracing=True)
+    diary = client.ref(app.types["diary"].cls, "d")
+    with kept.root():
+        await diary.write.deliver()
+        await diary.write.ask(key="second")
+        await diary.plan()
+
+    async def three() -> bool:
+        return bool(await diary.lines() == 3)
+
+    await until(three, "the reminder fires, too")
+    assert len(kept.named("handle diary.write")) == 2
+    assert len(kept.named("save diary")) == 3, "two appends, and the reminder"
+    assert not [span.name for span in kept.all if "!" in span.name]

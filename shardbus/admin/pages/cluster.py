@@ -8,7 +8,6 @@ from typing import Any
 
 from shardbus.admin.administration import Administration, text_of
 from shardbus.admin.questions import question
-from shardbus.delivery import WorkQueue
 from shardbus.errors import Refused
 from shardbus.http.page import Json, page
 from shardbus.ids import NodeId
@@ -159,7 +158,7 @@ async def types(admin: Administration) -> Json:
             "remember": region.settings.remember,
             "handoff": region.settings.handoff,
             "state": region.entity_type.states is not None,
-            "queue": issubclass(region.entity_type.cls, WorkQueue),
+            "queue": region.entity_type.is_queue,
             "hosted_here": region.hosts,
             "coordinator": text_of(region.coordinator),
             "active_entity_limit": region.host.passivator.limit,

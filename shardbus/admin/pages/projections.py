@@ -15,7 +15,7 @@ from shardbus.admin.administration import Administration
 from shardbus.admin.questions import question, refusing
 from shardbus.entities.projected_events import ProjectedEvents, part_id
 from shardbus.entities.projecting import Projecting
-from shardbus.errors import ConfigError, RequestError, ShardBusError
+from shardbus.errors import ConfigError, RequestError, ShardBusError, UnknownEntityType
 from shardbus.http.page import (
     PAGE_DEFAULT,
     EntityId,
@@ -161,9 +161,12 @@ async def rewind_projection(
 
 
 def _events_of(admin: Administration, type: str) -> ProjectedEvents:
-    events = admin.region(type).entity_type.projection
+    regions = admin.node.regions
+    events = regions[type].entity_type.projection if type in regions else None
     if events is None:
-        raise ConfigError(f"{type!r} is no projection", hint="`shardbus projection list`")
+        names = [name for name, one in regions.items() if one.entity_type.projection is not None]
+        known = f"there {'are' if len(names) > 1 else 'is'} {', '.join(names) or 'none'}"
+        raise UnknownEntityType(f"there is no projection {type!r:.100}", hint=known)
     return events
 
 

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from examples.ledger import Account, Bank, Statement, bus
-from shardbus import ConfigError
 from shardbus.admin.metrics import render
 from shardbus.admin.pages import checkup
 from shardbus.admin.pages import projections as pages
-from shardbus.errors import Refused
+from shardbus.errors import Refused, UnknownEntityType
 from shardbus.testing import TestCluster
 
 NAMES = [f"account-{n}" for n in range(6)]
@@ -83,8 +82,12 @@ async def test_lag_failures_and_orders(monkeypatch: pytest.MonkeyPatch) -> None:
         assert await ref.lines() == [1, 2, 3]
         retried = await on_node(cluster, pages.retry_projection(admin, "statement", "ann"))
         assert retried["retried"] == 0
-        with pytest.raises(ConfigError, match="'account' is no projection"):
+        lost = await on_node(cluster, pages.rewind_projection(admin, "statement", "ann", "nobody"))
+        assert lost["rewound"] == []
+        assert "has no events" in lost["refused"][0]["error"]
+        with pytest.raises(UnknownEntityType, match="there is no projection 'account'") as unknown:
             await on_node(cluster, pages.projection(admin, "account"))
+        assert unknown.value.hint == "there is statement"
         metrics = render(admin.node).decode()
         assert 'shardbus_projection_lag_seconds{entity_type="statement"} 0.0' in metrics
         assert 'shardbus_projection_events_handled_total{entity_type="statement"}' in metrics

@@ -218,3 +218,24 @@ async def test_an_entity_reads_the_store_again_whose_handler_has_caught_a_save_w
         sink = cluster.store.state(Sink, "s")
         assert sink is not None
         assert sink.amount == 2
+
+
+async def test_a_delivery_waits_for_the_next_save_if_the_one_in_doubt_has_not_stored_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def lost(*args: Any) -> None:
+        raise StoreUnavailable("no answer")
+
+    async with TestCluster(bus, nodes=1) as cluster:
+        source = cluster.client().ref(Source, "a")
+        keeper = cluster.nodes[0]._host("source").saver._keeper
+        with monkeypatch.context() as patch:
+            patch.setattr(keeper, "save", lost)
+            assert not await source.pay(1)
+        await cluster.advance(5)
+        assert cluster.store.state(Sink, "s") is None
+        assert await source.pay(1)
+        await cluster.advance(5)
+        sink = cluster.store.state(Sink, "s")
+        assert sink is not None
+        assert sink.amount == 2
