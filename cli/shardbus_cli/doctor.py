@@ -129,7 +129,9 @@ def look(node: NodeHttp, types: list[str] | None) -> Picture:
     picture.ready = node.parse(node.probe("readyz")[1]).get("checks", {})
     picture.nodes, picture.gossip = page("v1", "nodes"), page("v1", "gossip")
     picture.checkup, picture.slow = page("v1", "checkup"), page("v1", "slow")
-    known = [str(row["type"]) for row in page("v1", "types").get("types", ())]
+    rows = page("v1", "types").get("types", ())
+    known = [str(row["type"]) for row in rows]
+    picture.inner = {str(row["type"]) for row in rows if row.get("within")}
     picture.shards = {kind: page("v1", "shards", kind) for kind in types or known}
     return picture
 
@@ -160,6 +162,8 @@ def _all(
         return found
     picture = look(node, types) if answer else None
     known = types or (list(picture.shards) if picture is not None else [])
+    if picture is not None:
+        known = [kind for kind in known if kind not in picture.inner]
     tables, wrong = asyncio.run(_tables(url, named.name, known))
     found += wrong
     for kind, table in tables.items():

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
 
     from shardbus.app import ShardBus
+    from shardbus.entities.entity_type import EntityType
     from shardbus.store.protocol import ReminderStore, StateStore
     from shardbus.store.transfer import Imported, StoredEntity
 
@@ -78,6 +79,7 @@ def set_(
     named = NamedCluster(cluster, app, node, by_app=True)
     bus = named.bus
     known = bus.types.get(kind) if bus is not None else None
+    _check_settable(kind, known)
     if (app is not None and known is None) or (known is not None and known.states is None):
         raise CommandFailure(f"{kind!r} is no type with state of the application")
     data = encode_value(plain) if known is None else known.states.of_plain(plain)  # type: ignore[union-attr]
@@ -99,6 +101,7 @@ def remove(
         return
     _check_by_node(revision)
     named = NamedCluster(cluster, app, node, by_app=True)
+    _check_settable(kind, named.bus.types.get(kind) if named.bus is not None else None)
     _write_here(store, named, kind, entity_id, None)
 
 
@@ -378,13 +381,26 @@ def _check_by_node(revision: str | None) -> None:
         raise CommandFailure("--revision is not for --store", code=ExitCode.USAGE)
 
 
+def _check_settable(kind: str, known: EntityType | None) -> None:
+    """Check that a state is not made by events, as far as the application is known.
+
+    Raises:
+        CommandFailure: it is.
+    """
+    if known is not None and (known.events is not None or known.projection is not None):
+        hint = "let a handler persist an event, or `shardbus projection rewind`"
+        raise CommandFailure(f"the state of {kind} is made by events", hint, code=ExitCode.REFUSED)
+
+
 def _write_here(
     url: str, named: NamedCluster, kind: str, entity_id: str, data: bytes | None
 ) -> None:
-    """Write one state into the store, unless a node runs."""
+    """Write one state into the store, unless a node runs. The numbers of its deliveries stay: what
+    has taken effect does so no more."""
     import asyncio
 
     from shardbus.store.transfer import write_states
+    from shardbus.wire.stored_state import split_numbered, split_record, with_record
 
     name, bus = named.stopped(), named.bus
 
@@ -392,8 +408,14 @@ def _write_here(
         store = await opened(url, name)
         try:
             await refuse_if_running(store, name, (kind,))
+            [stored] = await store.read_states(kind, [entity_id])
+            record, alone = split_record(stored or b"")
+            if split_numbered(alone)[0]:
+                text = f"the state of {kind} {entity_id!r:.100} is made by events"
+                raise CommandFailure(text, "name the application by --app", code=ExitCode.REFUSED)
             shard = await ShardFinder(store, bus).learn(kind, entity_id)
-            await write_states(store, [(kind, shard, entity_id, data)])
+            new = with_record(record, data) if record else data
+            await write_states(store, [(kind, shard, entity_id, new)])
         finally:
             await store.close()
 

@@ -253,6 +253,8 @@ class Picture(msgspec.Struct):
     outboxes: Mapping[str, Any] = msgspec.field(default_factory=dict)
     shards: dict[str, Mapping[str, Any]] = msgspec.field(default_factory=dict)
     missing: dict[str, str] = msgspec.field(default_factory=dict)
+    inner: set[str] = msgspec.field(default_factory=set)
+    """The types that live within another one, and have its table."""
 
     @property
     def answers(self) -> dict[str, Mapping[str, Any]]:

@@ -338,9 +338,11 @@ class Projecting:
             function, waits = handlers[type(event)]
             value = function(entity, event)
             if waits:
-                await value
+                value = await value
             elif is_unfinished(value):
-                await finish(value)
+                value = await finish(value)
+            if isinstance(value, self._states.cls):  # as a fold may return the next state
+                entity.state = value
         if end > place.handled:
             await self._save(entity, end, entity.state)
             self._note_missing(activation, missing)

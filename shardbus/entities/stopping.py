@@ -170,6 +170,9 @@ class Stopper:
 
     async def _on_stop(self, entity: Any, activation: Activation) -> None:
         await entity.on_stop(activation.stopping)
+        reminding = self._runner.reminding
+        if reminding is not None and reminding.is_unsaved(activation):
+            await reminding.store(entity.context, None)
         if self._runner.carrying is not None:
             self._runner.carrying.freeze(activation, entity)
 

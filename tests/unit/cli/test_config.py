@@ -186,6 +186,13 @@ def test_a_check_waits_for_no_replicas_that_start_with_the_nodes(shell, apps, mo
 
 def test_a_command_waits_for_replicas_as_long_as_for_a_call(shell, monkeypatch):
     monkeypatch.setattr(data, "CALL_TIMEOUT_S", 0.05)
-    words = ("--store", "cluster://127.0.0.1:9", "--cluster", "shop", "--node", "http://127.0.0.1:9")
+    words = (
+        "--store",
+        "cluster://127.0.0.1:9",
+        "--cluster",
+        "shop",
+        "--node",
+        "http://127.0.0.1:9",
+    )
     assert shell("data", "show", "cart", *words) == ExitCode.UNREACHABLE
     assert "has no majority" in shell.err

@@ -187,6 +187,20 @@ def test_a_store_that_does_not_answer_here_is_a_finding(
     assert "store-unfit: " in capsys.readouterr().out
 
 
+def test_a_type_within_another_has_no_table_of_its_own_that_could_be_behind(
+    seen: Callable[..., Nodes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = healthy()
+    picture.inner = {*picture.shards}
+    seen(picture)
+    url = f"sqlite:///{tmp_path}/shop.db"
+    (tmp_path / "shop.db").touch()
+    assert run(["doctor", "--store", url]) == ExitCode.OK
+    seen(healthy())
+    assert run(["doctor", "--store", url, "--wait", "0"]) == ExitCode.UNHEALTHY
+    assert "store-behind" in capsys.readouterr().out
+
+
 def test_a_node_of_an_earlier_release_is_examined_here(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

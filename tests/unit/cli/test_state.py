@@ -12,11 +12,13 @@ from unittest.mock import ANY
 
 import pytest
 
+from shardbus.deliveries.record import DeliveryRecord, ResultForm
 from shardbus.ids import shard_of
 from shardbus.store.opening import open_store
 from shardbus.store.protocol import Reminders, Save, reminder_store
 from shardbus.store.transfer import Importer, StoredEntity
 from shardbus.wire.schema import encode_value
+from shardbus.wire.stored_state import numbered, split_record, with_record
 from shardbus_cli.exit_codes import ExitCode
 from shardbus_cli.main import run
 from tests.waiting import PATIENCE_S
@@ -46,6 +48,29 @@ class Plain(Entity):
 @bus.migrate(Cart, 1)
 def to_lines(value):
     return {"lines": {item: 1 for item in value["items"]}}
+"""
+LEDGER = """
+from dataclasses import dataclass
+from shardbus import EventSourced, ShardBus, event
+
+bus = ShardBus("shop")
+
+@dataclass
+class Balance:
+    amount: int = 0
+
+@dataclass
+class Moved:
+    amount: int
+
+@bus.entity("account")
+class Account(EventSourced):
+    state: Balance
+
+    @event
+    def moved(self, event: Moved) -> None: ...
+
+    def receive(self, message): ...
 """
 V2 = b"\xc1\x00\x02"
 
@@ -390,3 +415,54 @@ def test_all_types_of_a_project_are_exported(
         "a/2",
         "b/1",
     }
+
+
+@pytest.mark.parametrize("command", ["set", "remove"])
+def test_a_change_in_the_store_keeps_the_numbers_of_deliveries(
+    url: str, app: str, command: str
+) -> None:
+    """Else a key that was asked, or a delivery, takes effect once more."""
+    record = DeliveryRecord()
+    record.keep("order-17", ResultForm.VALUE, b"\x01", 1)
+    stored = with_record(record.stored(), encode_value({"items": ["tea"]}))
+    place = ("cart", "a/1")
+
+    async def change(data: bytes | None = None) -> bytes | None:
+        store = open_store(url, cluster="shop", timeout=PATIENCE_S)
+        await store.start()
+        if data is not None:
+            await store.save_states([Save("cart", "7", "a/1", 2, data, 11)])
+        [found] = await store.read_states("cart", ["a/1"])
+        await store.close()
+        return found
+
+    asyncio.run(change(stored))
+    values = ('{"lines": {"tea": 9}}',) if command == "set" else ()
+    words = ("state", command, *place, *values, "--store", url, "--app", app)
+    assert run([*words, "--node", "http://127.0.0.1:1"]) == 0
+    after, alone = split_record(asyncio.run(change()) or b"")
+    assert "order-17" in DeliveryRecord.of(after).results
+    assert bool(alone) == (command == "set")
+
+
+@pytest.mark.parametrize("command", ["set", "remove"])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_state_that_is_made_by_events_is_not_changed(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, known: bool
+) -> None:
+    """By its class, or by the number of an event that it has."""
+    (tmp_path / "ledger.py").write_text(LEDGER, encoding="utf-8")
+
+    async def fill() -> None:
+        store = open_store(url, cluster="shop", timeout=PATIENCE_S)
+        await store.start()
+        data = numbered(6, encode_value({"amount": 6}))
+        await store.save_states([Save("account", "7", "a", 1, data, 12)])
+        await store.close()
+
+    asyncio.run(fill())
+    named = ("--app", f"{tmp_path}/ledger.py:bus") if known else ("--cluster", "shop")
+    values = ('{"amount": 100}',) if command == "set" else ()
+    words = ("state", command, "account", "a", *values, "--store", url, *named)
+    code = run([*words, "--node", "http://127.0.0.1:1"])
+    assert (code, "made by events" in capsys.readouterr().err) == (ExitCode.REFUSED, True)

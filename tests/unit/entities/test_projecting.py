@@ -45,6 +45,15 @@ class Walked:
     metres: int
 
 
+@dataclass(frozen=True)
+class Distance:
+    metres: int = 0
+
+
+def further(state: Distance, event: Walked) -> Distance:
+    return Distance(state.metres + event.metres)
+
+
 @dataclass
 class Balance:
     amount: int = 0
@@ -180,6 +189,41 @@ def number_of(cluster: TestCluster, key: str, kind: str = "statement") -> int:
     """Return the number of the last event in a stored record."""
     row = cluster.store._server.data.states.get((kind, key))
     return 0 if row is None or row.data is None else split_numbered(split_record(row.data)[1])[0]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_handler_of_events_may_return_the_next_state_as_a_fold_may(waits: bool) -> None:
+    bus = ShardBus("walks")
+
+    @bus.entity("walker")
+    class Walker(EventSourced):
+        state: Distance
+
+        @event
+        def walked(self, event: Walked) -> Distance:
+            return further(self.state, event)
+
+        @handler
+        async def walk(self, metres: int) -> None:
+            await self.persist(Walked(metres))
+
+    @bus.projection(of=Walker, name="walks")
+    class Walks(Projection):
+        state: Distance
+
+        @event
+        async def walked(self, event: Walked) -> Distance:
+            if waits:
+                await asyncio.sleep(0.01)
+            return further(self.state, event)
+
+    async with TestCluster(bus, nodes=1) as cluster:
+        for metres in (3, 4):
+            await cluster.client().ref(Walker, "a").walk(metres)
+        await cluster.advance(5)
+        part = cluster.nodes[0].entity(Walks, Walks.id_for("a"))
+        assert part is not None
+        assert part.state == Distance(7)
 
 
 async def test_each_event_of_each_entity_changes_the_state_once_and_in_order() -> None:

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from shardbus import Entity, EventSourced, Rejection, ShardBus, event, handler
+from shardbus import Entity, EventSourced, Rejection, ShardBus, StopReason, event, handler
 from shardbus.admin.pages import shards as shard_pages
 from shardbus.errors import EntityFailed
 from shardbus.ids import shard_of
@@ -99,6 +99,15 @@ def application(shards: int = 8) -> ShardBus:
         def note(self) -> None:
             self.state.log.append("noted")
 
+        async def on_stop(self, reason: StopReason) -> None:
+            if "remind when it stops" in self.state.log:
+                await self.context.remind("ring", after=5)
+
+        @handler
+        async def leave(self) -> None:
+            self.state.log.append("remind when it stops")
+            self.context.passivate()
+
     @bus.entity(name="sourced", shards=shards)
     class Sourced(EventSourced):
         state: Count
@@ -163,6 +172,13 @@ async def test_a_reminder_is_not_put_aside_and_comes_again() -> None:
         await client.call("timer", "b", "set", "other", 1.0)
         await cluster.advance(60)
         assert sorted(calls("a") + calls("b")) == ["early", "other"]
+
+
+async def test_one_that_is_set_while_the_entity_stops_is_stored() -> None:
+    async with TestCluster(application(), nodes=1) as cluster:
+        await cluster.client().call("stored", "a", "leave")
+        await cluster.advance(20)
+        assert calls("a") == ["ring"]
 
 
 async def test_every_fires_at_each_moment() -> None:
