@@ -21,7 +21,8 @@ INTRO = """\
 Made by `docs/make_logs.py` from the declarations; do not edit.
 
 A node logs to standard error: for people on a terminal, JSON lines otherwise (`--log-format`).
-The few lines of the command itself, as "shardbus: left the cluster", are text in both forms, and begin so.
+The few lines of the command itself, as "shardbus: left the cluster", are text in both forms, and
+begin so.
 The library itself only uses the loggers `shardbus.*` of Python and configures nothing, so an
 application that embeds it decides.
 

@@ -90,7 +90,8 @@ class DeferredWork:
         name = message.invoker.name
         if name.startswith(OF_NODE) and name != OUTCOME:
             raise LocalProtocolError(
-                "a reminder, or an event of a projection, cannot be stashed: raise, and it comes again"
+                "a reminder, or an event of a projection, cannot be stashed: raise, and it comes"
+                " again"
             )
         if self._stores and message.session is None:
             raise LocalProtocolError(

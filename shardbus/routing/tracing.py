@@ -434,7 +434,10 @@ class JournalKeeper:
 
     def __init__(self, journals: Journals, tracing: Tracing) -> None:
         self._journals, self._tracing = journals, tracing
-        self.open, self.read, self.trim = journals.open, journals.read, journals.trim
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the store's."""
+        return getattr(self._journals, name)
 
     def append(
         self, kind: str, shard: str, name: str, fence: int, after: int, entries: tuple[bytes, ...]

@@ -53,6 +53,8 @@ LIST, LIST_SHARD, LIST_FENCE = OUTBOX_TYPE, "all", 1
 REGISTER_TYPE = "$outbox-register"
 """The kind of the journals that are registers."""
 LEASE_PREFIX = "outbox/"
+LEASES_MAX = 100_000
+"""Openers that an outbox had, which can be imported."""
 STAMP_BYTES = 8
 
 
@@ -338,6 +340,24 @@ class StoredOutboxes:
         head = await self._read(name, 0, 0)
         if head.first > head.last:
             await self._store.remove_remembered(LIST, LIST_SHARD, [name], LIST_FENCE)
+
+
+async def raise_fence(store: StateStore, journals: JournalStore, name: str) -> None:
+    """Let the next opener of an imported outbox come after its last one: entities that remember
+    that one would take deliveries of an earlier opener for stale.
+
+    Raises:
+        StoreError: a process has the outbox open, or too many had.
+    """
+    register = _register_of(await journals.read(REGISTER_TYPE, name, name, 0, PAGE))
+    counter, owner = 0, f"import/{token_hex(8)}"
+    while counter < register.fence:
+        lease = await store.acquire_lease(_lease_name(name), f"{owner}/{counter}", DROP_TTL_S)
+        if lease is None or register.fence > LEASES_MAX:
+            why = "is open in a process" if lease is None else "had too many openers"
+            raise StoreError(f"the outbox {name!r:.100} {why}")
+        await store.release_lease(lease)
+        counter = lease.counter
 
 
 def _lease_name(name: str) -> str:

@@ -38,8 +38,8 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
-from operator import attrgetter
 from math import inf
+from operator import attrgetter
 from random import Random
 from typing import NamedTuple
 

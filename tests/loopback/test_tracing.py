@@ -470,6 +470,9 @@ async def test_deliveries_events_and_reminders_work_and_have_spans(
         return bool(await diary.lines() == 3)
 
     await until(three, "the reminder fires, too")
+    assert node.tracer is not None
+    names, _ = await node.tracer.keeper(node.states).journals.page("diary", None, 9)
+    assert [name for _, name in names] == ["d"], "a projection scans the journals of its shards"
     assert len(kept.named("handle diary.write")) == 2
     assert len(kept.named("save diary")) == 3, "two appends, and the reminder"
     assert not [span.name for span in kept.all if "!" in span.name]

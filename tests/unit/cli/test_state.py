@@ -220,7 +220,7 @@ def test_an_export_is_read_by_another_store(
     other = f"sqlite:///{tmp_path}/other.db"
     bring = ["state", "import", str(file), "--store", other, "--app", app]
     assert run([*bring, "--dry-run"]) == 0
-    assert "4 written, 0 same, 0 skipped, 0 reminded, 0 remembered: nothing was written" in (
+    assert "4 written, 0 same, 0 skipped, 0 reminded, 0 remembered, 0 journals: nothing was written" in (
         capsys.readouterr().err
     )
     assert states(other, "cart") == {}
@@ -293,7 +293,7 @@ def test_an_import_writes_when_its_lines_are_long_and_not_only_when_they_are_man
     file.write_text(capsys.readouterr().out, encoding="utf-8")
     for most, of_each in ((10**6, [3]), (1, [1, 1, 1, 0])):
         written.clear()
-        monkeypatch.setattr("shardbus_cli.state_changes.BATCH_BYTES", most)
+        monkeypatch.setattr("shardbus_cli.state_lines.BATCH_BYTES", most)
         other = f"sqlite:///{tmp_path}/other-{most}.db"
         assert run(["state", "import", str(file), "--store", other, "--app", app]) == 0
         assert written == of_each

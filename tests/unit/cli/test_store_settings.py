@@ -48,5 +48,5 @@ def test_a_node_names_the_replicas_if_the_settings_do_not(
     assert settings.store.url == url
     there = "sqlite:///shop.db"
     if (store, assignments) == (None, []):
-        with pytest.raises(CommandFailure, match="is sqlite:///shop.db, which has no replicas"):
+        with pytest.raises(CommandFailure, match=r"is sqlite:///shop\.db, which has no replicas"):
             module.store_settings(None, store, assignments, "http://n:8558")

@@ -73,7 +73,10 @@ async def test_the_record_of_a_snapshot_comes_with_it() -> None:
     [data] = await copy.read_states("account", ["a"])
     stored, alone = split_record(data)
     assert DeliveryRecord.of(stored).done == record.done
-    assert split_numbered(alone) == (1, encode_value({"amount": 6}))
+    assert split_numbered(alone) == (3, encode_value({"amount": 6}))
+    page = await copy.journals.read("account", "7", "a", 0, 10)
+    assert (page.first, page.last) == (3, 5), "projections go by the numbers"
+    assert page.entries == [entry(3), entry(4), entry(5)]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +103,18 @@ async def test_a_line_with_an_invalid_delivery_is_refused(delivery: object) -> N
     assert (await copy.journals.read("account", "7", "a", 0, 10)).last == 0
 
 
-async def test_a_journal_that_is_there_is_kept() -> None:
+async def test_another_journal_that_is_there_is_kept() -> None:
     store = await started(entry(1))
     with pytest.raises(Refused):
-        await import_journal(store, store.journals, await lines_of(store))
+        await import_journal(store, store.journals, await lines_of(await started(entry(2))))
+    assert await lines_of(store) == await lines_of(await started(entry(1)))
+
+
+@pytest.mark.parametrize("there", range(4))
+async def test_an_import_that_was_cut_off_is_completed_by_another_one(there: int) -> None:
+    entries = [entry(n) for n in range(1, 4)]
+    lines = await lines_of(await started(*entries))
+    copy = await started(*entries[:there])
+    for _ in range(2):
+        await import_journal(copy, copy.journals, lines)
+        assert await lines_of(copy) == lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -104,9 +105,14 @@ def application(shards: int = 8) -> ShardBus:
                 await self.context.remind("ring", after=5)
 
         @handler
-        async def leave(self) -> None:
+        def leave(self) -> None:
             self.state.log.append("remind when it stops")
             self.context.passivate()
+
+        @handler
+        async def leave_later(self) -> None:
+            await asyncio.sleep(1)
+            self.leave()
 
     @bus.entity(name="sourced", shards=shards)
     class Sourced(EventSourced):
@@ -174,9 +180,11 @@ async def test_a_reminder_is_not_put_aside_and_comes_again() -> None:
         assert sorted(calls("a") + calls("b")) == ["early", "other"]
 
 
-async def test_one_that_is_set_while_the_entity_stops_is_stored() -> None:
+@pytest.mark.parametrize("leave", ["leave", "leave_later"])
+async def test_one_that_is_set_while_the_entity_stops_is_stored(leave: str) -> None:
     async with TestCluster(application(), nodes=1) as cluster:
-        await cluster.client().call("stored", "a", "leave")
+        await cluster.client().call("stored", "a", "note")
+        await cluster.client().call("stored", "a", leave)
         await cluster.advance(20)
         assert calls("a") == ["ring"]
 
