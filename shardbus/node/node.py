@@ -72,7 +72,7 @@ from shardbus.shells.singleton import SingletonShell
 from shardbus.shells.type_members import TypeMembers
 from shardbus.store.entity_state import EntityStates
 from shardbus.store.group_commit import ATTEMPTS
-from shardbus.store.protocol import StateStore
+from shardbus.store.protocol import HasKeys, StateStore
 from shardbus.store.urls import family
 from shardbus.task_set import failed_tasks
 from shardbus.tasks.eager import OWNER
@@ -475,9 +475,9 @@ class Node:
         return self.members.view
 
     def rekey(self) -> bool:
-        """Read the file of the cluster's secret again. If it has changed, listen under the newest
-        secret, and end every connection that was accepted before; peers connect again, and sessions
-        go on. Returns True if it has changed.
+        """Read the file of the cluster's secret again, and let the replicas of `cluster://` do so.
+        If it has changed, listen under the newest secret, and end every connection that was
+        accepted before; peers connect again, and sessions go on. Returns True if it has changed.
 
         Raises:
             Refused: this node has no secret.
@@ -485,6 +485,8 @@ class Node:
         """
         if self.keyring is None:
             raise Refused("this node has no secret", hint="start it with security.secret")
+        if isinstance(self.store, HasKeys):
+            self.store.rekey()
         if not self.keyring.adopt():
             return False
         self.environment.network.rekey()

@@ -3,7 +3,8 @@
 SIGTERM, SIGINT, and the end of the node or unit that started the process end it, after the turn
 that is being written; `END_S` later it ends at once. Unanswered requests are then as after a crash.
 If the node has left in order, the replica stays while other nodes need it, for `LINGER_S` at most.
-SIGHUP reads the file of the cluster's secret again; without a secret it stops the replica.
+SIGHUP reads the file of the cluster's secret again, and so does a frame by which a node that has
+read its own asks for it; without a secret SIGHUP stops the replica.
 
 A disk that is given up (`standing`) is put aside, and the replica goes on with a blank one in the
 same process.
@@ -143,7 +144,9 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, stop.set)
     if keyring is not None:
-        loop.add_signal_handler(signal.SIGHUP, _rekey, network, keyring)
+        rekey = partial(_rekey, network, keyring)
+        loop.add_signal_handler(signal.SIGHUP, rekey)
+        server.on_rekey = partial(loop.call_soon, rekey)
     network.open(loop)
     try:
         server.start(options.host, options.port)
@@ -195,8 +198,9 @@ def _end_within(code: int) -> None:
 
 def _rekey(network: ZmqNetwork, keyring: Keyring) -> None:
     try:
-        if keyring.reload():
+        if keyring.adopt():
             network.rekey()
+            log.warning("the replica listens under secret %s", keyring.newest.fingerprint)
     except ConfigError as refused:
         log.error("the keys stay as they were: %s", refused)
 

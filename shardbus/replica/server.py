@@ -139,6 +139,8 @@ class ReplicaServer:
         self._log_check = LogCheck(disk, self._checked)
         self._counted_at = 0.0
         self._has_served = False
+        self.on_rekey: Callable[[], object] = lambda: None
+        """Called when a node asks this process to read the file of its keys again."""
         self.gave_up = False
         """The disk was given up, and marked: the next server has a blank one."""
 
@@ -282,6 +284,8 @@ class ReplicaServer:
                 self._send(connection, ReplicaFrame.STATUS, body)
             case ReplicaFrame.CHECK:
                 self._log_check.ask(connection)
+            case ReplicaFrame.REKEY:
+                self.on_rekey()
             case ReplicaFrame.SHOW:
                 shown = ShownBody(self._turns.status, self._standing.life.votes, self.waits_for)
                 self._send(connection, ReplicaFrame.SHOWN, encode_body(shown))

@@ -280,6 +280,15 @@ def new_identity() -> str:
 
 
 @runtime_checkable
+class HasKeys(Protocol):
+    """A store whose servers let processes in by the keys of the cluster."""
+
+    def rekey(self) -> None:
+        """Let the servers read the file of their keys again, as far as they can be reached."""
+        ...
+
+
+@runtime_checkable
 class MeetsServers(Protocol):
     """A store whose server may become another one, which may have lost writes that the former one
     had acknowledged, or may lose its data."""

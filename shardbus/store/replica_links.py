@@ -267,6 +267,12 @@ class ReplicaLinks:
             self._loop.call_soon(self._flush)
         return True
 
+    def rekey(self) -> None:
+        """Let each replica that can be reached read the file of its keys again."""
+        for link in self.links.values():
+            if link.up:
+                link.connection.send(encode_head(ReplicaFrame.REKEY, self._mark), b"")
+
     def _flush(self) -> None:
         """Send the waiting calls. Disks that get the same calls share their bytes."""
         self._scheduled = False

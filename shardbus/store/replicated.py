@@ -243,6 +243,11 @@ class ReplicatedStore:
                     raise StoreUnavailable(text, definite=True) from None
                 log.warning("the store %s waits for replicas: %s", self._url, links.troubles)
 
+    def rekey(self) -> None:
+        """Let every replica read the file of its keys again. The links find the new ones when these
+        end their connections."""
+        self._links.rekey()
+
     async def close(self) -> None:
         """Close the connections. Operations under way fail."""
         proposer, self._proposer = self._proposer, None

@@ -112,6 +112,7 @@ class ReplicaFrame(IntEnum):
     ROWS = 16
     CHECK = 17
     CHECKED = 18
+    REKEY = 19
 
 
 _KINDS = frozenset(map(int, ReplicaFrame))

@@ -33,6 +33,7 @@ from shardbus import (
 from shardbus.config.settings import TracingSettings
 from shardbus.integrations.starlette import TraceContext, client_of, lifespan
 from shardbus.node.node import Node
+from shardbus.store.protocol import reminder_store
 from tests import spans
 from tests.loopback.nodes import Nodes, blocking_client
 from tests.spans import Spans, id_of, parent_of
@@ -129,8 +130,8 @@ def application() -> ShardBus:
             self.state.n += 1
 
         @handler
-        async def plan(self) -> None:
-            await self.context.remind("write", after=0.01)
+        async def plan(self, seconds: float) -> None:
+            await self.context.remind("write", after=seconds)
 
         @handler
         async def write(self) -> None:
@@ -464,15 +465,24 @@ async def test_deliveries_events_and_reminders_work_and_have_spans(
     with kept.root():
         await diary.write.deliver()
         await diary.write.ask(key="second")
-        await diary.plan()
+        await diary.plan(0.01)
+        await client.call("diary", "later", "plan", 60.0)
 
     async def three() -> bool:
         return bool(await diary.lines() == 3)
 
     await until(three, "the reminder fires, too")
+    store, region = node.store, node.regions["diary"]
+    reminders = reminder_store(store)
+    assert reminders is not None
+    shard = region.router.shard_of("later")
+    [stored] = await reminders.load_reminders("diary", shard, ["later"])
+    assert stored
     assert node.tracer is not None
     names, _ = await node.tracer.keeper(node.states).journals.page("diary", None, 9)
-    assert [name for _, name in names] == ["d"], "a projection scans the journals of its shards"
+    assert sorted(name for _, name in names) == ["d", "later"], (
+        "a projection scans the journals of its shards"
+    )
     assert len(kept.named("handle diary.write")) == 2
-    assert len(kept.named("save diary")) == 3, "two appends, and the reminder"
+    assert len(kept.named("save diary")) == 4, "two appends, and two reminders"
     assert not [span.name for span in kept.all if "!" in span.name]

@@ -4,6 +4,7 @@ listen off the loopback without `insecure`, and is nowhere in their output and p
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import ssl
 from pathlib import Path
@@ -23,6 +24,7 @@ from shardbus.transport.zmq.curve import Keyring
 from tests.certificates import self_signed
 from tests.process.nodes import NodeProcess, Processes
 from tests.process.test_ledger import ASK, PAGES, TELL, Ledger, Load
+from tests.process.test_replicas import Trio
 from tests.process.test_workers import WORKERS, begin
 from tests.waiting import PATIENCE_S, until
 
@@ -88,6 +90,45 @@ async def test_a_rotation_under_load_loses_and_reorders_nothing(
     assert len(asks.outcomes) == asks.rounds * PAGES == ledger.total(ASK)
     assert ledger.total(TELL) == tells.rounds * PAGES
     assert old not in read_secrets(secret)
+
+
+@pytest.mark.long
+async def test_the_replicas_of_the_cluster_store_take_a_new_secret_with_their_nodes(
+    lab: Processes, secret: Path, tmp_path: Path
+) -> None:
+    """After a rotation they refuse the old one, commands reach them, and a node starts anew."""
+    lab.store = "cluster://"
+    trio, settings = Trio(lab), (*WRITES, f"security.secret={secret}")
+    trio.begin(settings=settings)
+    await trio.agree()
+    node, old = trio.nodes[0], tmp_path / "old.secret"
+    write_private(old, secrets_text(read_secrets(secret)))
+    async with client(lab, secret) as user:
+        await user.call("account", "a", "add", 5)
+        for words in (("keys", "rotate"), ("keys", "rotate", "--finish")):
+            await command(lab, node, *words, str(secret))
+            await command(lab, node, "keys", "reload")
+            await user.call("account", "a", "add", 1)
+        newest = Keyring(secret).newest.fingerprint
+
+        async def serving(file: Path) -> int:
+            url = f"cluster://{','.join(f'127.0.0.1:{port + 2}' for port in trio.ports)}"
+            words = ("store", "status", "--json", "--cluster", "lab", "--store", url)
+            done = lab.run(*words, SHARDBUS_SECURITY__SECRET=str(file))
+            await done.ended()
+            rows = json.loads(done.out.read_text())["replicas"]
+            return sum(row["state"] == "founded" for row in rows)
+
+        async def taken() -> bool:
+            return await serving(secret) == 3
+
+        await until(taken, f"three replicas under secret {newest}")
+        assert await serving(old) == 0
+        assert await trio.nodes[1].terminate() == 0
+        trio.begin(1, settings=settings)
+        await trio.agree()
+        await user.call("account", "b", "add", 1)
+        assert await user.call("account", "a", "get") == 7
 
 
 @pytest.mark.long
