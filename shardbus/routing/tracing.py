@@ -443,7 +443,7 @@ class JournalKeeper:
         self, kind: str, shard: str, name: str, fence: int, after: int, entries: tuple[bytes, ...]
     ) -> asyncio.Future[None]:
         """As the store's."""
-        appended = self._journals.append(kind, shard, name, fence, after, entries)
+        appended: Any = self._journals.append(kind, shard, name, fence, after, entries)
         return self._tracing.saving(kind, name, appended)
 
 

@@ -34,7 +34,7 @@ from shardbus.deliveries.numbers import DeliveryNumber, NumberKind
 from shardbus.deliveries.record import decode_done, encode_done
 from shardbus.errors import ConfigError, Refused, StaleFence, StoreError
 from shardbus.ids import check_id
-from shardbus.store.journal_protocol import Append, JournalStore
+from shardbus.store.journal_protocol import Append, JournalPage, JournalStore
 from shardbus.store.outboxes import REGISTER_TYPE, raise_fence
 from shardbus.store.protocol import StateStore
 from shardbus.store.transfer import StoredEntity, read_line, write_states
@@ -129,11 +129,7 @@ async def journal_lines(
         Refused: the entity has no journal. StoreUnavailable: the store does not answer.
         StoreError: a node removes entries meanwhile.
     """
-    for _ in range(ATTEMPTS):  # a node may save a snapshot, and remove the entries before it
-        [snapshot] = await store.read_states(kind, [name])
-        page = await journals.read(kind, shard, name, 0, PAGE)
-        if snapshot is None or _number(snapshot) >= page.first - 1:
-            break
+    snapshot, page = await _begin(store, journals, (kind, shard, name))
     last = page.last
     if not last and snapshot is None:
         raise Refused(f"{kind} {name!r:.100} has no journal")
@@ -154,6 +150,20 @@ async def journal_lines(
         after = page.end
         if after < last:
             page = await journals.read(kind, shard, name, after, PAGE)
+
+
+async def _begin(
+    store: StateStore, journals: JournalStore, place: tuple[str, str, str]
+) -> tuple[bytes | None, JournalPage]:
+    """Return the snapshot of a journal and its first page. A node may save a snapshot meanwhile,
+    and remove the entries before it: then both are read again."""
+    attempts = 0
+    while True:
+        attempts += 1
+        [snapshot] = await store.read_states(place[0], [place[2]])
+        page = await journals.read(*place, 0, PAGE)
+        if snapshot is None or _number(snapshot) >= page.first - 1 or attempts == ATTEMPTS:
+            return snapshot, page
 
 
 def _number(snapshot: bytes) -> int:
@@ -345,12 +355,12 @@ class JournalImporter:
         await self._trim(last)
 
     async def _append(self, after: int, entries: tuple[bytes, ...]) -> None:
-        for _ in range(2):
-            append = Append(*self._place, self._fence, entries, secrets.randbits(62) + 1, after)
-            [refused] = await self._store_of_journals().append([append])
-            if not isinstance(refused, StaleFence):
-                break
+        append = Append(*self._place, self._fence, entries, secrets.randbits(62) + 1, after)
+        [refused] = await self._store_of_journals().append([append])
+        if isinstance(refused, StaleFence):
             self._fence = refused.stored
+            append = append._replace(fence=self._fence)
+            [refused] = await self._store_of_journals().append([append])
         if refused is not None:
             raise refused
 

@@ -143,8 +143,9 @@ def _open_replicated(
     def network() -> ZmqNetwork:
         return ZmqNetwork(Keyring.at(security.secret, security.keys, security.allowed))
 
-    within = {"timeout": timeout, "start_within": start_within}
-    return ReplicatedStore(url, cluster, addresses, network, **within)
+    return ReplicatedStore(
+        url, cluster, addresses, network, timeout=timeout, start_within=start_within
+    )
 
 
 def _open_other(scheme: str, url: str, cluster: str, timeout: float) -> StateStore:

@@ -87,9 +87,8 @@ async def test_everything_moves_to_another_kind_of_store(
     node = await lab.start(app=APP, TILL="shut")
     await fill(lab)
     assert await node.terminate() == 0
-    export = await done(
-        lab.run("state", "export", "--all", "--app", APP, "--store", source, *NO_NODE)
-    )
+    everything = ("state", "export", "--all", "--app", APP, *NO_NODE)
+    export = await done(lab.run(*everything, "--store", source))
     lines = tmp_path / "all.jsonl"
     lines.write_text(export.out.read_text())
     words = ("state", "import", str(lines), "--app", APP, "--store", target, *NO_NODE)
@@ -101,9 +100,7 @@ async def test_everything_moves_to_another_kind_of_store(
     assert "0 same" in counts
     assert "0 written" in again.err.read_text(), "it may be repeated"
     assert "0 journals" in again.err.read_text()
-    back = await done(
-        lab.run("state", "export", "--all", "--app", APP, "--store", target, *NO_NODE)
-    )
+    back = await done(lab.run(*everything, "--store", target))
     assert sorted(rows_of(back)) == sorted(rows_of(export))
     lab.store = target
     await lab.start(app=APP)
