@@ -196,8 +196,13 @@ class Dispatcher:
             sender,
             message,
             lambda: self._may_coordinate(sender, control.type),
-        ) or not (session.permissions.may_use(control.type) or isinstance(message, Goodbye)):
+        ):
             self._not_allowed(session, message)
+            return
+        if not (session.permissions.may_use(control.type) or isinstance(message, Goodbye)):
+            self._not_allowed(session, message)
+            if kind in (Describe, messages.GetShardHome):  # its sender waits for an answer
+                self._describe(session, control.type)
             return
         match message:
             case Describe():
@@ -254,10 +259,11 @@ class Dispatcher:
         log.warning("dropped a %s: %s may not send it", name, session.name)
 
     def _describe(self, session: Session, name: str) -> None:
-        region = self._regions.get(name)
+        may_use = session.permissions.may_use
+        region = self._regions.get(name) if may_use(name) else None
         if region is None:
-            usable = filter(session.permissions.may_use, self._regions)
-            elsewhere = self._members_with(name)[:ELSEWHERE_MAX]
+            usable = filter(may_use, self._regions)
+            elsewhere = self._members_with(name)[:ELSEWHERE_MAX] if may_use(name) else ()
             info = TypeInfo(False, "", 0, similar=closest(name, usable), elsewhere=elsewhere)
         else:
             interface = region.entity_type.interface
