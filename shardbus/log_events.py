@@ -137,6 +137,7 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
         "the store has another server, which may have lost writes: fences are raised",
     ): _event("store_server_changed"),
     ("node", "listening under secret %s"): _event("secret_changed", "fingerprint"),
+    ("run", "the replica listens under secret %s"): _event("secret_changed", "fingerprint"),
     ("membership_link", "dropped a message of membership that %s may not send"): _event(
         "message_not_allowed", "peer"
     ),

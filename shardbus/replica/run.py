@@ -32,7 +32,7 @@ from shardbus.guarded_log import GuardedLog
 from shardbus.ids import Address
 from shardbus.replica.disk import Disk
 from shardbus.replica.memory_disk import MemoryDisk
-from shardbus.replica.server import ReplicaServer
+from shardbus.replica.server import ReplicaKeys, ReplicaServer
 from shardbus.transport.permissions import Role
 from shardbus.transport.zmq.curve import Keyring
 from shardbus.transport.zmq.network import ZmqNetwork
@@ -96,7 +96,7 @@ def run_replica(
             network,
             memory=options.memory,
             may_found=options.may_found,
-            admits=partial(_admits, keyring),
+            keys=ReplicaKeys(partial(_admits, keyring), partial(_rekey_soon, network, keyring)),
             on_failed=failures.append,
             joining=lambda: ZmqNetwork(
                 Keyring.at(security.secret, security.keys, security.allowed)
@@ -144,9 +144,7 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, stop.set)
     if keyring is not None:
-        rekey = partial(_rekey, network, keyring)
-        loop.add_signal_handler(signal.SIGHUP, rekey)
-        server.on_rekey = partial(loop.call_soon, rekey)
+        loop.add_signal_handler(signal.SIGHUP, _rekey, network, keyring)
     network.open(loop)
     try:
         server.start(options.host, options.port)
@@ -194,6 +192,11 @@ def _end_within(code: int) -> None:
     timer = threading.Timer(END_S, os._exit, (code,))
     timer.daemon = True
     timer.start()
+
+
+def _rekey_soon(network: ZmqNetwork, keyring: Keyring | None) -> None:
+    if keyring is not None:
+        asyncio.get_running_loop().call_soon(_rekey, network, keyring)
 
 
 def _rekey(network: ZmqNetwork, keyring: Keyring) -> None:

@@ -28,7 +28,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -88,6 +88,14 @@ REPAIR_S = 60.0
 RUN_BITS = 62
 
 
+class ReplicaKeys(NamedTuple):
+    """The keys of a replica's process. `admits(user)`: True for the name that authentication gave a
+    peer that may speak to it. `reload()`: reads the file again, soon; a node asks for it."""
+
+    admits: Callable[[str | None], bool] = lambda user: True
+    reload: Callable[[], object] = lambda: None
+
+
 class ReplicaServer:
     """One replica. Belongs to one event loop, from `start` on.
 
@@ -97,7 +105,7 @@ class ReplicaServer:
         peers: the addresses of all replicas of the store, this one included.
         memory: bytes for rows.
         may_found: this replica may found a store.
-        admits: True for the name that authentication gave a peer that may speak to a replica.
+        keys: which peers may speak to a replica, and how it reads its keys again.
         on_failed: called once when the disk can be used no longer; with the reason.
         joining: brings a blank disk into the ring; None leaves it to operators.
         repair: seconds between two repairs.
@@ -113,7 +121,7 @@ class ReplicaServer:
         *,
         memory: int = 2**30,
         may_found: bool = True,
-        admits: Callable[[str | None], bool] = lambda user: True,
+        keys: ReplicaKeys | None = None,
         on_failed: Callable[[str], None] = lambda why: None,
         clock: Callable[[], float] = suspend_clock,
         joining: Callable[[], Network] | None = None,
@@ -122,7 +130,7 @@ class ReplicaServer:
         self.me, self.addresses, self._disk, self._network = me, tuple(peers), disk, network
         self._mark = cluster_mark(cluster)
         self._memory, self._may_found = memory, may_found
-        self._admits, self._on_failed, self._clock = admits, on_failed, clock
+        self._keys, self._on_failed, self._clock = keys or ReplicaKeys(), on_failed, clock
         self._repair = repair
         self.counts: Counter[str] = Counter()
         """Frames that were dropped and connections that were cut, by reason."""
@@ -139,8 +147,6 @@ class ReplicaServer:
         self._log_check = LogCheck(disk, self._checked)
         self._counted_at = 0.0
         self._has_served = False
-        self.on_rekey: Callable[[], object] = lambda: None
-        """Called when a node asks this process to read the file of its keys again."""
         self.gave_up = False
         """The disk was given up, and marked: the next server has a blank one."""
 
@@ -251,7 +257,7 @@ class ReplicaServer:
             self._drop("not for this cluster")
             return
         connection, _, body = parts
-        if not self._admits(self._listener.user(connection)):
+        if not self._keys.admits(self._listener.user(connection)):
             self._drop("not allowed")
             self._refuse(connection, "this process may not use the store: its role is not `store`")
             return
@@ -285,7 +291,7 @@ class ReplicaServer:
             case ReplicaFrame.CHECK:
                 self._log_check.ask(connection)
             case ReplicaFrame.REKEY:
-                self.on_rekey()
+                self._keys.reload()
             case ReplicaFrame.SHOW:
                 shown = ShownBody(self._turns.status, self._standing.life.votes, self.waits_for)
                 self._send(connection, ReplicaFrame.SHOWN, encode_body(shown))

@@ -22,6 +22,7 @@ from shardbus import (
     MailboxFull,
     MessageTooLarge,
     NodeLost,
+    SchemaError,
     ShardBus,
     UnknownEntityType,
 )
@@ -29,6 +30,7 @@ from shardbus.client import work_queue
 from shardbus.client.work_queue import BATCH_BYTES, ClientQueue, Work, wait_of
 from shardbus.delivery import WorkQueue
 from shardbus.testing import EntityProbe
+from shardbus.wire.schema import encode_value
 from tests.virtual_time import virtual
 
 bus = ShardBus("works")
@@ -596,3 +598,9 @@ async def test_a_test_that_is_not_in_virtual_time_uses_a_queue_by_its_client() -
             break
         assert (await probe.ref.show())["confirmed"] == 2
         assert isinstance(vars(first)["_target"], Work)
+
+
+async def test_an_item_that_the_class_of_a_worker_cannot_read_is_named() -> None:
+    queue = ClientQueue(Home(), Jobs, "a")
+    with pytest.raises(SchemaError, match=r"an item of Jobs 'a' cannot be read: .*Expected `str`"):
+        queue.decode(encode_value(7))

@@ -14,7 +14,7 @@ from shardbus.ids import Address
 from shardbus.replica import turns as module
 from shardbus.replica.disk import Disk
 from shardbus.replica.exchange import weight_of
-from shardbus.replica.server import ReplicaServer
+from shardbus.replica.server import ReplicaKeys, ReplicaServer
 from shardbus.replication import log
 from shardbus.replication.messages import (
     ZERO,
@@ -269,7 +269,9 @@ async def test_rows_are_written_anew_and_come_back(
 
 
 async def test_frames_of_strangers_change_nothing(tmp_path: Path) -> None:
-    replica = await Replica(tmp_path, admits=lambda user: user == "n").start()
+    reloads: list[None] = []
+    keys = ReplicaKeys(lambda user: user == "n", lambda: reloads.append(None))
+    replica = await Replica(tmp_path, keys=keys).start()
     call = encode_call([(1, state(1))])
     on_frame = replica.wire.on_frame
     on_frame([b"n", encode_head(ReplicaFrame.CALL, cluster_mark("other"), 1), call])
@@ -280,6 +282,7 @@ async def test_frames_of_strangers_change_nothing(tmp_path: Path) -> None:
     replica.frame(ReplicaFrame.REPLY, call)
     replica.call(state(1), sender=b"client")
     replica.call(state(1), ring=2)
+    replica.frame(ReplicaFrame.REKEY, b"")
     kinds = [kind for _, kind, _ in replica.wire.sent]
     assert kinds == [ReplicaFrame.REFUSED, ReplicaFrame.WANTED]
     assert replica.server.registers.rows == {}
@@ -289,6 +292,7 @@ async def test_frames_of_strangers_change_nothing(tmp_path: Path) -> None:
         "unexpected": 1,
         "not allowed": 1,
     }
+    assert reloads == [None], "only a node may ask for it"
     replica.server.close()
 
 
