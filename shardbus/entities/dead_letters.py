@@ -216,12 +216,21 @@ class DeadLetters:
                 )
 
     def undelivered(
-        self, name: str, reason: str, entity_id: str, method: str, payload: bytes, sender: str
+        self,
+        name: str,
+        reason: str,
+        entity_id: str,
+        method: str,
+        payload: bytes,
+        sender: str,
+        *,
+        answered: bool,
     ) -> None:
         """Keep a delivery of this node, to an entity anywhere, that is given up."""
         ring = self.rings.get(name, self._strangers)
         if ring is not None:
-            self._keep(ring, name, reason, entity_id, method, payload, sender, answered=True)
+            about = (method, payload, sender)
+            self._keep(ring, name, reason, entity_id, *about, answered=answered)
 
     def _keep(
         self,

@@ -441,7 +441,8 @@ class DurableMailboxes:
             number = mail.stored.number
             method, arguments, producer = mail.stored.method[1:], number.arguments, number.producer
         if self._delivered.keep is not None:
-            self._delivered.keep(name, reason, box.key, method, arguments, producer)
+            about = (method, arguments, producer)
+            self._delivered.keep(name, reason, box.key, *about, answered=False)
         log.error(
             "%s %r: a message of its mailbox is given up, %s: %s", name, box.key, reason, mail.error
         )

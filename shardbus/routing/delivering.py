@@ -210,7 +210,8 @@ class Attempt(msgspec.Struct, eq=False):
 
 
 class KeepUndelivered(Protocol):
-    """Keeps a delivery that is given up as a dead letter."""
+    """Keeps a delivery that is given up as a dead letter. `answered`: its sender gets an error; an
+    entity, a mailbox or an outbox gets none."""
 
     def __call__(
         self,
@@ -221,6 +222,8 @@ class KeepUndelivered(Protocol):
         payload: bytes,
         sender: str,
         /,
+        *,
+        answered: bool,
     ) -> None: ...
 
 
@@ -464,7 +467,8 @@ class DeliverySender:
         if end is not DeliveryEnd.CONFIRMED and self.counts.keep is not None:
             name, entity_id = letter.line.target
             body, reason = letter.payload, end.value
-            self.counts.keep(name, reason, entity_id, letter.key[1][1:], body, self.name)
+            method, told = letter.key[1][1:], isinstance(letter.end, Future)
+            self.counts.keep(name, reason, entity_id, method, body, self.name, answered=told)
         letter.ended(end, effect.error)
 
 

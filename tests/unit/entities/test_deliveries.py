@@ -167,17 +167,24 @@ class Teller(Entity):
 @bus.entity(name="vault", shards=6)
 class Vault(Entity):
     state: Balance
-    shut = False
+    shut = broken = False
 
     @handler
     async def store(self, cents: int) -> None:
         while Vault.shut:
             await asyncio.sleep(1)
+        if Vault.broken:
+            raise ValueError("its lock is broken")
         self.state.cents += cents
 
     @handler
     def balance(self) -> int:
         return self.state.cents
+
+
+@bus.entity(name="box", shards=6, durable_mailbox=True)
+class Box(Vault):
+    """A vault with a durable mailbox."""
 
 
 async def test_a_delivery_takes_effect_and_is_stored_before_it_is_confirmed() -> None:
@@ -448,3 +455,25 @@ async def test_work_cannot_answer_what_takes_effect_once(way: str) -> None:
 def test_classes_that_deliver_are_known() -> None:
     assert delivers(bus.types["account"])
     assert not delivers(bus.types["till"])
+
+
+@pytest.mark.parametrize("kind", ["entity", "mailbox", "caller"])
+async def test_poison_is_replayed_unless_its_sender_got_an_error(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"delivery.attempts": 1}
+    monkeypatch.setattr(Vault, "broken", True)
+    async with TestCluster(bus, nodes=1, settings=settings) as cluster:
+        client = cluster.client()
+        if kind == "entity":
+            await client.ref(Account, "a").put_away("v", 7)
+        elif kind == "mailbox":
+            await client.ref(Box, "v").store.tell(7)
+        else:
+            delivery: Any = cluster.nodes[0].ref(Vault, "v").store.deliver(7)
+            with pytest.raises(DeliveryFailed):
+                await delivery
+        await cluster.advance(60)
+        letters = cluster.nodes[0]._process.node.records.letters
+        kept = [one for ring in letters.rings.values() for one in ring]
+        assert [(one.reason, one.answered) for one in kept] == [("poison", kind == "caller")]
