@@ -51,6 +51,7 @@ from shardbus.errors import (
     RequestError,
     SchemaError,
     StateUnreadable,
+    Unhandled,
 )
 from shardbus.guarded_log import GuardedLog
 from shardbus.quantities import counted
@@ -86,8 +87,8 @@ BODY_MAX = 2**20
 LEAVE_S = 2.0
 """Seconds for which a worker that stops gives its items back."""
 
-REPEATED = (AskTimeout, NodeLost, BufferFull, MailboxFull, EntityFailed)
-"""Errors after which a request is repeated."""
+REPEATED = (AskTimeout, NodeLost, BufferFull, MailboxFull, EntityFailed, Unhandled)
+"""Errors after which a request is repeated. Unhandled: it was dropped while the queue moved."""
 
 
 class HasValues(Protocol[T_co]):

@@ -583,4 +583,8 @@ def _declared(fakes: Mapping[type, type]) -> dict[str, EntityType]:
         if interface is None:
             raise ConfigError(f"{replaced!r} is no entity class, so nothing can stand for it")
         bus.entity(interface.name, shards=interface.shards)(fake)
+        made = bus.types[interface.name].interface  # it lives where the other one does
+        made.within, made.shard_of, made.layout = (
+            interface.within, interface.shard_of, interface.layout
+        )  # fmt: skip
     return dict(bus.types)

@@ -114,9 +114,9 @@ async def drop_outbox(
     """
     dropped = await _stored(admin).drop(name, number)
     for one in dropped.first:
-        kind, *message = one.message
-        about = (kind, DROPPED, *message, f"outbox {name}")
-        admin.node.records.letters.undelivered(*about, answered=True)  # only by its id
+        kind, entity_id, method, payload = one.message
+        sender, keep = f"outbox {name}", admin.node.records.letters.undelivered
+        keep(kind, DROPPED, entity_id, method, payload, sender, answered=True)  # sent by its id
     if dropped.number:
         text = f"{counted(dropped.number, 'message')} of {name!r:.100}, by {operator:.100}"
         admin.node.note(OUTBOX_TYPE, Note("outbox_dropped", text, dropped.number))

@@ -24,6 +24,7 @@ from shardbus import (
     NodeLost,
     SchemaError,
     ShardBus,
+    Unhandled,
     UnknownEntityType,
 )
 from shardbus.client import work_queue
@@ -124,11 +125,16 @@ async def test_a_put_without_an_answer_is_repeated_under_its_numbers() -> None:
     home = Home()
     queue = ClientQueue(home, Jobs, "a")
     home.answer(
-        NodeLost("gone"), EntityFailed("StoreUnavailable", "away"), AskTimeout("late"), 2, 1
+        NodeLost("gone"),
+        EntityFailed("StoreUnavailable", "away"),
+        AskTimeout("late"),
+        Unhandled("dropped while its shard moved"),
+        2,
+        1,
     )
     await queue.put_many(["a", "b"])
     await queue.put("c")
-    assert [seen[3] for seen in home.seen] == [1, 1, 1, 1, 3]
+    assert [seen[3] for seen in home.seen] == [1, 1, 1, 1, 1, 3]
     assert len({seen[2] for seen in home.seen}) == 1, "one producer"
 
 

@@ -612,3 +612,37 @@ async def test_a_client_lists_what_is_stored_and_calls_each() -> None:
         assert sorted([key async for key in client.stored(Counter)]) == IDS[:5]
         assert (await client.for_each(Counter, "add", 10, rate=100)).done == 5
         assert await client.ref(Counter, IDS[3]).total() == 11
+
+
+async def test_a_fake_lives_where_the_type_lives_that_it_stands_for() -> None:
+    """Types that live within that one are there, too."""
+    own = ShardBus("nested")
+
+    @own.entity("order", shards=3)
+    class Order(Entity):
+        @handler
+        async def add(self) -> int:
+            added: int = await self.context.child(Item, "x").add()
+            return added
+
+    @own.entity("item", within=Order)
+    class Item(Entity):
+        @handler
+        def add(self) -> int:
+            return 1
+
+    @own.entity("part", within=Item)
+    class Part(Entity):
+        @handler
+        def get(self) -> int:
+            return 7
+
+    class FakeItem(Entity):
+        @handler
+        def add(self) -> int:
+            return 99
+
+    async with TestCluster(own, nodes=1, fakes={Item: FakeItem}) as cluster:
+        client = cluster.client()
+        assert await client.ref(Order, "7").add() == 99
+        assert await client.ref(Part, "7/x/p").get() == 7
