@@ -77,6 +77,9 @@ READ_AGAIN_AFTER = 2.0
 LOOK_LASTS = 5.0
 """Seconds for which a node that rejoins relies on a look at the record."""
 RENEW_PART = 0.25
+LAPSED_PART = 1.25
+"""After this part of its time a claim that nobody renews has lapsed in any store: the replicas of
+`cluster://` wait for 1.1."""
 TRUSTED_PART = 0.5
 """A grant founds a cluster for this part of its time."""
 RENEWERS = 5
@@ -310,7 +313,7 @@ class FoundingClaim:
         elif before is not None and record is not None and before.beat != record.beat:
             self._lives = True
         since = self._refused_since
-        if since is not None and now >= since + self._lasts:
+        if since is not None and now >= since + self._lasts * LAPSED_PART:
             self._lives = True
 
     def _refusal(self) -> str:
@@ -333,7 +336,7 @@ class FoundingClaim:
         who = named(record.members if record is not None else ())
         ours = record is not None and (self._joins_any or record.meets(self._own))
         if not self._lives:
-            left = max(0.0, since + self._lasts - now)
+            left = max(0.0, since + self._lasts * LAPSED_PART - now)
             whose = "this cluster" if ours else "another cluster"
             return FoundingWaits(
                 f"waits for the store's claim, which {whose} had: {who}; it ends within"

@@ -19,8 +19,8 @@ ValueRecord and PromiseRecord), and go on with records that those rows have alre
 record that is behind its row changes nothing.
 
 **Ages.** A lease's row has the time at which this disk stored its value, which is not logged:
-after a start the age is 0, so that no lease is taken over too early. A value that is settled
-brings its age along.
+after a start the age counts from the first look at the row, so that no lease is taken over too
+early, and each one ends. A value that is settled brings its age along.
 
 **Digests.** `digests` has a number for each bucket, the sum of a mark of each key and its ballot.
 Two disks with the same rows have the same digests (`repair`). Promises are not in it: a disk
@@ -356,7 +356,9 @@ class Registers:
                     self._drop_removed(bucket)
 
     def _age(self, key: str, now: float) -> float:
-        return now - self._accepted_at.get(key, now) if key[0] == LEASE else 0.0
+        """Return the seconds since the value was stored, or, after a start, since its first
+        look."""
+        return now - self._accepted_at.setdefault(key, now) if key[0] == LEASE else 0.0
 
 
 def is_there(value: Value) -> bool:

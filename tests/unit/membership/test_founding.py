@@ -13,6 +13,7 @@ from shardbus.membership.claim_record import ClaimRecord
 from shardbus.membership.cluster import ClusterMembership
 from shardbus.membership.founding import (
     FOUNDING,
+    LAPSED_PART,
     LOOK_LASTS,
     ClaimFinding,
     FoundingClaim,
@@ -33,6 +34,7 @@ B, C = Address("10.0.0.2", 7355), Address("10.0.0.3", 7355)
 D = Address("10.0.0.4", 7355)
 GREETING = Greeting("shop", PROTOCOL, {})
 LASTS = SETTINGS.founding_claim
+LAPSED = LASTS * LAPSED_PART
 
 
 def claim() -> FoundingClaim:
@@ -180,14 +182,14 @@ def test_a_node_of_another_cluster_is_refused_once_that_one_shows_life() -> None
 def test_a_claim_that_outlives_its_time_shows_life_without_a_record_that_changes() -> None:
     mine = refused()
     assert not mine.on_record(theirs(), (), 100.0).refusal
-    assert not mine.on_record(theirs(), (), 100.0 + LASTS - 0.1).refusal
-    assert mine.on_record(theirs(), (), 100.0 + LASTS).refusal
+    assert not mine.on_record(theirs(), (), 100.0 + LAPSED - 0.1).refusal
+    assert mine.on_record(theirs(), (), 100.0 + LAPSED).refusal
 
 
 def test_a_claim_without_a_record_is_waited_for_and_then_refuses() -> None:
     mine = refused()
     assert not mine.on_record(None, (), 100.0).refusal
-    outcome = mine.on_record(None, (), 100.0 + LASTS)
+    outcome = mine.on_record(None, (), 100.0 + LAPSED)
     assert "its addresses are not known" in outcome.refusal
 
 
@@ -195,8 +197,8 @@ def test_another_cluster_that_takes_the_claim_meanwhile_is_judged_anew() -> None
     mine = refused()
     mine.on_record(theirs(), (), 100.0)
     another = ClaimRecord(6, 4, 1, (B,))
-    assert not mine.on_record(another, (), 100.0 + LASTS).refusal
-    assert mine.on_record(another, (), 100.0 + 2 * LASTS).refusal
+    assert not mine.on_record(another, (), 100.0 + LAPSED).refusal
+    assert mine.on_record(another, (), 100.0 + 2 * LAPSED).refusal
 
 
 @pytest.mark.parametrize(

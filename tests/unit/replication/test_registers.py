@@ -131,6 +131,16 @@ def test_the_age_of_a_lease_is_since_its_value_was_stored(registers: Registers) 
     assert other.handle(ReadRow(LEASE), 51.0)[3] == 3.5
 
 
+def test_after_a_start_the_age_of_a_lease_grows_from_the_first_look(registers: Registers) -> None:
+    """Else none would end after all replicas have started again."""
+    registers.handle(AcceptValue(LEASE, at(1), LeaseValue("n1", 1, 0, 10.0, 7)), 100.0)
+    again = Registers()
+    for record in registers.take_records():
+        again.replay(record)
+    ages = [again.handle(ReadRow(LEASE), now)[3] for now in (7.0, 9.0, 20.0)]
+    assert ages == [0.0, 2.0, 13.0]
+
+
 def test_a_scan_shows_keys_and_whether_they_have_a_value(registers: Registers) -> None:
     registers.handle(AcceptValue(KEY, at(1), A), 0.0)
     bucket = bucket_of(KEY)
