@@ -182,7 +182,7 @@ class ShardBus:
         declared = entity_type_of(cls, kind, options, self._messages, self.types, of)
         self.types[kind] = declared
         cls.__shardbus__, cls.__shardbus_interface__ = self, declared.interface
-        cls.__shardbus_states__ = declared.states or NoStates(cls.__name__)
+        cls.__shardbus_states__ = declared.states or declared.merged or NoStates(cls.__name__)
 
     def migrate(self, kind: str | type, version: int) -> Callable[[M], M]:
         """Declare how the stored state of a type goes from this version to the next: a function
@@ -194,7 +194,8 @@ class ShardBus:
                 earlier version, or the version has a migration already.
         """
         known = self._type(kind)
-        states, latest = known.states, 0 if known.states is None else known.states.version
+        states = known.states or (None if known.merged is None else known.merged.codec)
+        latest = 0 if states is None else states.version
         if states is None:
             raise ConfigError(f"{known.name!r} has no state")
         if type(version) is not int or not 1 <= version < latest:

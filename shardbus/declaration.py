@@ -28,6 +28,7 @@ from shardbus.entities.entity_type import (
     layers,
     may_wait,
 )
+from shardbus.entities.merged_state import MergedState, StateOfKind, StateWithMerge
 from shardbus.entities.passivation_settings import Passivation
 from shardbus.entities.projected_events import NoState
 from shardbus.entities.type_settings import TABLE_SETTINGS, check_remembering
@@ -48,13 +49,15 @@ from shardbus.handlers import (
 )
 from shardbus.ids import check_id
 from shardbus.projection import Projection, check_projection, projected_events, source_of
+from shardbus.replication.kinds import KINDS
+from shardbus.replication.versions import KIND_NAMES
 from shardbus.routing.instance_policies import NEAREST, choice_of
 from shardbus.routing.paths import ancestors, placed_within
 from shardbus.routing.refs import NO_ARGUMENTS, START
 from shardbus.routing.region import layout_of, shard_function
 from shardbus.sharding.allocation.strategies import AllocationStrategy
 from shardbus.sharding.handoff_modes import HandoffMode, check_mode
-from shardbus.sharding.instances import instances_of, layout_with
+from shardbus.sharding.instances import Instances, instances_of, layout_with
 from shardbus.wire.schema import (
     ONE_ARGUMENT,
     Interface,
@@ -137,7 +140,7 @@ def entity_type_of(
     invokers = invokers_of(
         cls, interface, [*classes_of(name, options.get("messages", ())), *messages]
     )
-    shape = checked_shape(cls, name, settings, options.get("state_version", 1))
+    shape = checked_shape(cls, name, settings, options.get("state_version", 1), interface.instances)
     projection = None
     if source is not None:
         projection = projected_events(cls, name, source)
@@ -147,7 +150,7 @@ def entity_type_of(
     durable = options.get("durable_mailbox", False)
     events = None
     if projection is None:
-        events = checked_events(cls, name, shape["states"], carries, settings)
+        events = checked_events(cls, name, shape["states"], carries, settings, shape["merged"])
     check_durable_mailbox(name, durable, interface, events)
     return EntityType(
         cls=cls,
@@ -240,7 +243,12 @@ def sets_reminders(cls: type, kind: str, declared: object) -> bool:
 
 
 def checked_events(
-    cls: type, kind: str, states: StateCodec | None, carries: object, settings: ShardingSettings
+    cls: type,
+    kind: str,
+    states: StateCodec | None,
+    carries: object,
+    settings: ShardingSettings,
+    merged: MergedState | None = None,
 ) -> EventCodec | None:
     """Return the codec of the events of a class, None if it is not event-sourced.
 
@@ -250,6 +258,11 @@ def checked_events(
     events = events_of(cls, kind)
     if events is None:
         return None
+    if merged is not None:
+        raise ConfigError(
+            f"{kind!r}: an event-sourced class cannot have instances: an entity has one journal",
+            hint="declare no instances",
+        )
     if states is None:
         raise ConfigError(
             f"{kind!r}: an event-sourced class declares the state that its events make",
@@ -419,16 +432,6 @@ def declare_instances(
         chosen = choice_of(NEAREST if router is None else router)
     except ConfigError as e:
         raise ConfigError(f"{kind!r}: {e.message}", hint=e.hint) from None
-    if "state" in _annotations(cls) and instances.most_wanted > 1:
-        if callable(getattr(cls, "merge", None)):
-            raise ConfigError(
-                f"{kind!r}: state with instances is not supported yet, not even with merge",
-                hint="states that converge need the replicated store",
-            )
-        raise ConfigError(
-            f"{kind!r}: state with instances: each instance would overwrite the others",
-            hint="declare instances=1, or no state",
-        )
     check_remembering(kind, settings, instances)
     interface.instances, interface.router = instances, chosen.policy
     interface.layout = layout_with(interface.layout, instances)
@@ -586,34 +589,104 @@ def receive_of(cls: type) -> Callable[..., Any] | None:
 
 
 def checked_shape(
-    cls: type, kind: str, settings: ShardingSettings, version: object = 1
+    cls: type,
+    kind: str,
+    settings: ShardingSettings,
+    version: object = 1,
+    instances: Instances | None = None,
 ) -> dict[str, Any]:
-    """Return which hooks the class has, and the class of its state.
+    """Return which hooks the class has, and its state.
 
     Raises:
         ConfigError: one of them is invalid, or does not fit the type's settings.
     """
-    shape = shape_of(cls, kind, version)
+    shape = shape_of(cls, kind, version, instances)
     state = shape["states"] is not None
+    if shape["merged"] is not None and settings.state_ttl:
+        raise ConfigError(
+            f"{kind!r}: state_ttl is not for states that instances share",
+            hint="remove them with self.clear()",
+        )
     check_mode(kind, settings.handoff, state=state, remember=settings.remember)
     return shape
 
 
-def shape_of(cls: type, kind: str, version: object) -> dict[str, Any]:
-    """Return which hooks the class has, and the class of its state."""
+def shape_of(
+    cls: type, kind: str, version: object, instances: Instances | None = None
+) -> dict[str, Any]:
+    """Return which hooks the class has, and its state: `states` of its own, or one that is `merged`
+    of those of its instances."""
     check_hooks(cls)
     _check_item(cls)
+    state_class = _state_class(cls)
+    letter = next((letter for letter, each in KINDS.items() if each is state_class), None)
+    if letter is None:
+        states = _states(cls, kind, version, state_class)
+        merged = merged_state(cls, kind, states, instances)
+        states = states if merged is None else None
+    else:
+        states, merged = None, state_of_kind(kind, letter, version, instances)
     return {
         "starts": getattr(cls, "on_start", None) is not Entity.on_start,
         "stops": getattr(cls, "on_stop", None) is not Entity.on_stop,
-        "states": _states(cls, kind, version),
+        "states": states,
+        "merged": merged,
     }
 
 
-def _states(cls: type, kind: str, version: object) -> StateCodec | None:
+def merged_state(
+    cls: type, kind: str, states: StateCodec | None, instances: Instances | None
+) -> MergedState | None:
+    """Return the state that the instances of a type share by the function `merge` of its class;
+    None if they share none.
+
+    Raises:
+        ConfigError: there is no such function, or it cannot be called with two states.
+    """
+    merge = getattr(cls, "merge", None)
+    if states is None or instances is None or (instances.most_wanted == 1 and not callable(merge)):
+        return None
+    if not callable(merge):
+        raise ConfigError(
+            f"{kind!r}: state with instances: each instance would overwrite the others",
+            hint="write a static merge(a, b), or `state: Counter`, or another kind of"
+            " shardbus.data; or declare instances=1, or no state",
+        )
+    check_not_async(f"{kind!r}: merge", merge)
+    try:
+        inspect.signature(merge).bind(None, None)
+    except TypeError as e:
+        raise ConfigError(
+            f"{kind!r}: merge is called with two states: {e}",
+            hint="write @staticmethod def merge(a, b)",
+        ) from None
+    except ValueError:
+        pass  # written in C: its arguments are unknown
+    return StateWithMerge(states, merge)
+
+
+def state_of_kind(
+    kind: str, letter: str, version: object, instances: Instances | None
+) -> MergedState:
+    """Return the state of a type whose state is of a kind of replicated values.
+
+    Raises:
+        ConfigError: the type has no instances, or declares a version.
+    """
+    name = f"state is a replicated {KIND_NAMES[letter]}"
+    if instances is None:
+        raise ConfigError(
+            f"{kind!r}: {name}, and the type has no instances",
+            hint="declare instances=3, or use bus.data",
+        )
+    if version != 1:
+        raise ConfigError(f"{kind!r}: {name}, which has no state_version")
+    return StateOfKind(kind, letter)
+
+
+def _states(cls: type, kind: str, version: object, wanted: Any) -> StateCodec | None:
     if type(version) is not int or not 1 <= version <= VERSION_MAX:
         raise ConfigError(f"{kind!r}: state_version is {version!r}, not 1 to {VERSION_MAX}")
-    wanted = _state_class(cls)
     if wanted is None:
         if version != 1:
             raise ConfigError(f"{kind!r}: state_version without a state", hint="declare state: ...")

@@ -24,6 +24,7 @@ from typing import (
 
 from shardbus.entities.context import Context
 from shardbus.entities.entity_type import BEHAVIOUR, StopReason, layers, may_wait
+from shardbus.entities.merged_state import MergedState
 from shardbus.errors import ConfigError, Unhandled
 from shardbus.routing.refs import Call
 from shardbus.wire.stored_state import StateCodec
@@ -283,7 +284,7 @@ class Entity:
             StoreUnavailable: the stored value is the old one or the new one. Unless the handler
                 catches this, the entity starts again with the stored value.
         """
-        codec: StateCodec = self.__shardbus_states__  # type: ignore[attr-defined]
+        codec: StateCodec | MergedState = self.__shardbus_states__  # type: ignore[attr-defined]
         return self.context._save(codec.write(self.state))  # type: ignore[attr-defined]
 
     def clear(self) -> Coroutine[Any, Any, None]:

@@ -139,12 +139,31 @@ def show(
 
     async def one(opened: StateStore) -> bytes | None:
         [data] = await opened.read_states(kind, [entity_id])
+        if data is None:
+            await _refuse_shared(opened, kind, entity_id)
         return data
 
     data = asyncio.run(_with_store(store, named.name, one))
     if data is None:
         raise _no_state(kind, entity_id, named.mistaken_type(kind))
     output.data(json.dumps(_row(entity_id, data)))
+
+
+async def _refuse_shared(store: StateStore, kind: str, entity_id: str) -> None:
+    """Refuse to show a state that instances share: only an application merges it."""
+    import time
+
+    from shardbus.config.settings import DataSettings
+    from shardbus.store.protocol import CountsValues
+    from shardbus.store.state_values import StateValues
+
+    if isinstance(store, CountsValues):
+        values = StateValues(kind, store, DataSettings(), time.time)
+        if (await values.read(entity_id)).dots:
+            raise CommandFailure(
+                f"the instances of {kind} {entity_id!r} share their state: a node shows it",
+                "leave out --store",
+            )
 
 
 def _no_state(kind: str, entity_id: str, hint: str = "") -> CommandFailure:
@@ -169,7 +188,7 @@ def check(
     app_or_project(application, app)  # an error says that one is needed
     named = NamedCluster(cluster, app_named(application, app), NODE_URL, by_app=True)
     bus, name_of_cluster = cast("ShardBus", named.bus), named.name
-    chosen = {name: kind for name, kind in bus.types.items() if kind.states is not None}
+    chosen = {name: kind for name, kind in bus.types.items() if kind.has_state}
     for name in types or ():
         if name not in chosen:
             why = "has no state" if name in bus.types else "is no type of the application"
@@ -177,7 +196,11 @@ def check(
     chosen = {name: kind for name, kind in chosen.items() if not types or name in types}
 
     async def read(listed: StateStore) -> dict[str, dict[str, Any]]:
-        return {name: await _checked(listed, kind) for name, kind in chosen.items()}
+        check = {True: _checked_merged, False: _checked}
+        return {
+            name: await check[kind.merged is not None](listed, kind)
+            for name, kind in chosen.items()
+        }
 
     found = asyncio.run(_with_store(store, name_of_cluster, read))
     if as_json:
@@ -217,6 +240,33 @@ async def _checked(listed: StateStore, kind: entity_type.EntityType) -> dict[str
             versions[version] = versions.get(version, 0) + 1
     known = dict(sorted(versions.items()))
     return {"read": read, "failed": failed, "versions": known, "unreadable": named}
+
+
+async def _checked_merged(listed: StateStore, kind: entity_type.EntityType) -> dict[str, Any]:
+    """As `_checked`, for a type whose instances share their states: they are merged, too.
+
+    Raises:
+        ConfigError: the store has no such states.
+    """
+    import time
+
+    from shardbus.config.settings import DataSettings
+    from shardbus.entities.merged_rows import row_of
+    from shardbus.store.state_values import StateValues
+
+    form, values = kind.merged, StateValues(kind.name, listed, DataSettings(), time.time)
+    assert form is not None
+    read, failed, versions = 0, 0, dict[int, int]()
+    named: list[str] = []
+    for entity_id in await values.ids():
+        row = row_of(form, entity_id, await values.read(entity_id), None)
+        if "unreadable" in row:
+            failed += 1
+            named += [row["unreadable"]] if len(named) < NAMED_MAX else []
+        else:
+            read += 1
+            versions[row["version"]] = versions.get(row["version"], 0) + 1
+    return {"read": read, "failed": failed, "versions": versions, "unreadable": named}
 
 
 def _row(entity_id: str, data: bytes) -> dict[str, Any]:

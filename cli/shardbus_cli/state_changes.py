@@ -122,8 +122,7 @@ def export(
     names = list(types or ())
     if every and bus is not None:
         kept = [
-            (name, k.states is not None or k.reminds or k.durable_mailbox)
-            for name, k in bus.types.items()
+            (name, k.has_state or k.reminds or k.durable_mailbox) for name, k in bus.types.items()
         ]
         names = [name for name, keeps in kept if keeps]
     if not names or (every and (bus is None or types)) or (after is not None and len(names) != 1):
@@ -142,7 +141,8 @@ def export(
                 async for line in lines_of_type(found, bus, kind, prefix, after, rate):
                     output.data(line)
                     count += 1
-                if count == before and (mistake := named.mistaken_type(kind)):
+                shared = await _note_shared(found, kind, prefix)
+                if not shared and count == before and (mistake := named.mistaken_type(kind)):
                     raise CommandFailure(mistake, code=ExitCode.REFUSED)
             if every:
                 async for line in lines_of_outboxes(found):
@@ -202,13 +202,33 @@ def import_(
         output.note(f"{counts}{': nothing was written' if dry_run else ''}")
 
 
+async def _note_shared(store: StateStore, kind: str, prefix: str) -> bool:
+    """Say that states which instances share are not in an export. Returns True if there are
+    some."""
+    from shardbus.config.settings import DataSettings
+    from shardbus.store.protocol import CountsValues
+    from shardbus.store.state_values import StateValues
+
+    if not isinstance(store, CountsValues):
+        return False
+    shared = await StateValues(kind, store, DataSettings(), time.time).ids(prefix)
+    if shared:
+        states = output.counted(len(shared), "state")
+        output.note(
+            f"{kind}: its instances share {states}, which an export does not have:"
+            " `shardbus store backup` has them"
+        )
+    return bool(shared)
+
+
 def _check_by_node(revision: str | None) -> None:
     if revision is not None:
         raise CommandFailure("--revision is not for --store", code=ExitCode.USAGE)
 
 
 def _check_settable(kind: str, known: EntityType | None) -> None:
-    """Check that a state is not made by events, as far as the application is known.
+    """Check that a state is not made by events, nor shared by instances, as far as the application
+    is known.
 
     Raises:
         CommandFailure: it is.
@@ -216,6 +236,9 @@ def _check_settable(kind: str, known: EntityType | None) -> None:
     if known is not None and (known.events is not None or known.projection is not None):
         hint = "let a handler persist an event, or `shardbus projection rewind`"
         raise CommandFailure(f"the state of {kind} is made by events", hint, code=ExitCode.REFUSED)
+    if known is not None and known.merged is not None:
+        why = f"the instances of {kind} share their state: a node writes it"
+        raise CommandFailure(why, "leave out --store", code=ExitCode.REFUSED)
 
 
 def _write_here(

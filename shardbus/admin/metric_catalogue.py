@@ -235,6 +235,12 @@ STATE_BYTES = _entities.gauge(
 STATES_EXPIRED = _entities.counter(
     "states_expired{entity_type}", "states that were idle for `state_ttl` and are removed"
 )
+STATE_MERGES = _entities.counter(
+    "state_merges{entity_type,event}",
+    "states that instances share: `merged`, calls of `merge` for states that were saved at the "
+    "same time; `taken`, saves of other instances that an entity got while it ran; `failed`, "
+    "states that cannot be read or do not merge",
+)
 REMINDERS_FIRED = _entities.counter(
     "reminders_fired{entity_type}", "reminders whose handler has returned"
 )

@@ -26,6 +26,7 @@ from shardbus.admin.metric_catalogue import PREFIX, MetricDeclaration
 from shardbus.admin.own_replica import own_repairs
 from shardbus.admin.queues import queue_sizes
 from shardbus.deliveries.producer import DeliveryEnd
+from shardbus.entities.merging import MergedStates
 from shardbus.entities.slow_handlers import BLOCKED, WAITED
 from shardbus.histograms import Histogram
 from shardbus.node.node import Node
@@ -163,6 +164,7 @@ class _Collector:
         limit = _gauge(catalogue.ACTIVE_ENTITY_LIMIT)
         waiting = _gauge(catalogue.ENTITIES_WAITING)
         deaf = _gauge(catalogue.DEAF_ENTITIES)
+        merged = _counter(catalogue.STATE_MERGES)
         states, expired = _gauge(catalogue.STATE_BYTES), _counter(catalogue.STATES_EXPIRED)
         for name, region in self._node.regions.items():
             counts = region.host.counts
@@ -177,13 +179,16 @@ class _Collector:
                 expired.add_metric([name], region.host.counts.expired)
             shards.add_metric([name], len(region.host.shards))
             waiting.add_metric([name], region.host.waiting_starts)
+            if isinstance(region.host.saver, MergedStates):
+                for event, count in sorted(region.host.saver.counts.items()):
+                    merged.add_metric([name, event], count)
             for outcome, count in sorted(counts.carried.items()):
                 carried.add_metric([name, outcome], count)
             for cause, count in sorted(counts.started.items()):
                 started.add_metric([name, cause], count)
             for reason, count in sorted(counts.stopped.items()):
                 stopped.add_metric([name, reason], count)
-        ends = [started, stopped, failures, evicted, cut_off, carried, slow]
+        ends = [started, stopped, failures, evicted, cut_off, carried, slow, merged]
         return [*ends, deaf, entities, states, expired, limit, shards, waiting]
 
     def _reminders(self) -> Iterable[Metric]:

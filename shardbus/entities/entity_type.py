@@ -20,6 +20,7 @@ import msgspec
 
 from shardbus.config.options import closest
 from shardbus.config.settings import NodeSettings
+from shardbus.entities.merged_state import MergedState
 from shardbus.entities.projected_events import ProjectedEvents
 from shardbus.entities.unfinished_work import finishing
 from shardbus.error_text import described, is_a, shown, text_of
@@ -110,7 +111,9 @@ class EntityType(msgspec.Struct, frozen=True):
     stops: bool
     """The class has an `on_stop` of its own."""
     states: StateCodec | None = None
-    """Writes and reads the form in the store; None: the type has no state."""
+    """Writes and reads the form in the store; None: the type has no state, or one that merges."""
+    merged: MergedState | None = None
+    """The state that the instances of an entity have in common; None: there is none."""
     events: EventCodec | None = None
     """Writes and folds events; None: the type is not event-sourced."""
     supervision: Callable[[Exception], Directive] = lambda error: Directive.RESTART
@@ -143,10 +146,15 @@ class EntityType(msgspec.Struct, frozen=True):
         return not excluded and (not role or role in node.roles)
 
     @property
+    def has_state(self) -> bool:
+        """True if its entities have a state, of their own or with other instances."""
+        return self.states is not None or self.merged is not None
+
+    @property
     def plain(self) -> bool:
         """True if a start makes the object and does nothing else: there is no state and no
         reminder to load, no `on_start`, and nothing is carried."""
-        alone = not self.starts and self.states is None
+        alone = not self.starts and not self.has_state
         return alone and not self.carries and not self.reminds
 
     @property

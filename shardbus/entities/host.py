@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from shardbus.config.settings import DeliverySettings, ShardingSettings
+from shardbus.config.settings import DataSettings, DeliverySettings, ShardingSettings
 from shardbus.entities.activation import (
     AFTER_CURRENT,
     MOVES,
@@ -42,6 +42,7 @@ from shardbus.entities.entity_sends import EntitySends, delivers
 from shardbus.entities.entity_type import EntityType, Invoker, StopReason
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.lost_attributes import watch_states
+from shardbus.entities.merging import MergedStates, sharing
 from shardbus.entities.passivation import Passivator
 from shardbus.entities.projecting import Projecting
 from shardbus.entities.reassertion import raise_fences
@@ -70,7 +71,7 @@ log = GuardedLog("shardbus.entity")
 
 class OwnWork(Protocol):
     """Work of the entities of one type that no message of others begins: reminders, the events of a
-    projection, and stored messages. `what` names it."""
+    projection, news of states that merge, and stored messages. `what` names it."""
 
     what: str
 
@@ -104,6 +105,7 @@ class Host:
         gate: SuspensionGate | None = None,
         delivery: DeliverySettings | None = None,
         delivered: DeliveryCounts | None = None,
+        data: DataSettings | None = None,
     ) -> None:
         self.kind, self.settings, self.node_name, self.loop = kind, settings, node_name, loop
         self.deliveries = EntityDeliveries(
@@ -143,7 +145,8 @@ class Host:
             self.runner.receive,
             mailboxes_of(self, store, keeper.journals, settings, delivery, delivered, shard_of),
         )
-        self.saver = StateSaver(kind, settings, self.runner, keeper, self.deliveries, self.carrying)
+        saver = StateSaver(kind, settings, self.runner, keeper, self.deliveries, self.carrying)
+        self.saver = sharing(saver, self.runner, store, data, lambda: self.wall_clock())
 
     def _attach(self, store: StateStore) -> None:
         """Make the parts that only some types have: the carried memory of entities, their
@@ -214,7 +217,9 @@ class Host:
     def _own_work(self) -> list[OwnWork]:
         """Return the work of its entities that begins without messages of others."""
         runner, mailboxes = self.runner, self.deliveries.mailboxes
-        each: tuple[OwnWork | None, ...] = (runner.reminding, runner.projecting, mailboxes)
+        sharing = self.saver if isinstance(self.saver, MergedStates) else None
+        each: tuple[OwnWork | None, ...]
+        each = (runner.reminding, runner.projecting, sharing, mailboxes)
         return [own for own in each if own is not None]
 
     @property

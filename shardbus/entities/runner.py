@@ -64,7 +64,7 @@ from shardbus.entities.running_handlers import (
     current_of,
 )
 from shardbus.entities.state_sizes import StateSizes
-from shardbus.entities.supervision import StateLoader, Supervisor
+from shardbus.entities.supervision import LoadMerged, StateLoader, Supervisor
 from shardbus.entities.unfinished_work import finish, is_unfinished
 from shardbus.error_text import described, is_a, text_of, traceback_in, type_name
 from shardbus.errors import (
@@ -231,6 +231,11 @@ class EntityRunner:
         """Let entities set reminders. Called once, before any starts."""
         self.reminding = reminding
         self._supervisor.load_reminders = reminding.load
+
+    def share(self, load: LoadMerged) -> None:
+        """Let entities have the state that their instances share. Called once, before any
+        starts."""
+        self._supervisor.load_merged = load
 
     def follow(self, projecting: Projecting) -> None:
         """Report the events of this type to a projection of them."""

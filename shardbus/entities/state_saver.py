@@ -66,7 +66,7 @@ class StateSaver:
         activation = context._acting("save")
         key, shard, fence = activation.key, activation.shard.shard, activation.shard.fence
         if data is not None and (self._compresses or len(data) > self._settings.state_limit):
-            data = self._checked(key, data)
+            data = self.stored_form(key, data)
         saving, reminding = None, self._runner.reminding
         if not alone and key in activation.shard.records:
             if self._deliveries.sends is not None:
@@ -112,7 +112,7 @@ class StateSaver:
         shard = activation.shard
         return await self._keeper.load(self._name, shard.shard, activation.key, shard.fence)
 
-    def _checked(self, entity_id: str, data: bytes) -> bytes:
+    def stored_form(self, entity_id: str, data: bytes) -> bytes:
         """Return the form in which a state is stored. Raises StateTooLarge."""
         settings = self._settings
         if self._compresses and not is_compressed(data):

@@ -24,7 +24,11 @@ class StateSizes:
 
     def note(self, activation: Activation, data: bytes | None) -> None:
         """Note the state that an activation has loaded or saved; None for none."""
-        size, before = 0 if data is None else len(data), self._sizes.get(activation)
+        self.resize(activation, 0 if data is None else len(data))
+
+    def resize(self, activation: Activation, size: int) -> None:
+        """Note the bytes of an activation's state."""
+        before = self._sizes.get(activation)
         if size != before:
             self.total += size - (before or 0)
             self._sizes[activation] = size

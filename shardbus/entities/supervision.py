@@ -102,6 +102,8 @@ class LoadReminders(Protocol):
 
 LoadState = Callable[[Activation, bytes | None], Awaitable[None]]
 """Gives the new object of an activation its state, stored as these bytes."""
+LoadMerged = Callable[[Activation], Awaitable[None]]
+"""Gives the new object of an activation the state that its instances have in common."""
 LOGGED_MAX = 4096
 """Characters of an error's text in a line of the log."""
 
@@ -249,6 +251,8 @@ class Supervisor:
         """Reads the reminders of an entity that starts; None: its type sets none."""
         self.load_state: LoadState | None = None
         """Gives an object the state of a type whose states have the number of an event."""
+        self.load_merged: LoadMerged | None = None
+        """Gives an object the state of a type whose states merge."""
 
     async def start(self, activation: Activation) -> None:
         """Construct, load the state, run `on_start`; again after a backoff while that fails."""
@@ -419,6 +423,8 @@ class Supervisor:
             self.construct(activation)
         if self._kind.states is not None:
             await self._load(activation, self._kind.states)
+        elif self.load_merged is not None:
+            await self.load_merged(activation)
         if self.load_reminders is not None:
             await self.load_reminders(activation, fenced=self._kind.states is not None)
 

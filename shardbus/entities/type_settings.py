@@ -55,18 +55,23 @@ def settings_by_type(
         else:
             chosen[name] = _settings_within(name, kind, settings, parent.name, chosen[parent.name])
         if kind.events is not None or kind.projection is not None:
-            chosen[name] = _without_ttl(name, settings, chosen[name])
+            why = f"the states of {name!r} have numbers of events"
+            hint = "without them, events would be missing or handled again"
+            chosen[name] = _without_ttl(name, settings, chosen[name], why, hint)
+        if kind.merged is not None:
+            why, hint = f"the instances of {name!r} share their states", "remove it"
+            chosen[name] = _without_ttl(name, settings, chosen[name], why, hint)
     return chosen
 
 
-def _without_ttl(name: str, settings: Settings, chosen: ShardingSettings) -> ShardingSettings:
-    """Return settings by which no state is removed: it has the number of an event, and the events
-    before it may be removed. `sharding.state_ttl` is for the other types."""
+def _without_ttl(
+    name: str, settings: Settings, chosen: ShardingSettings, why: str, hint: str
+) -> ShardingSettings:
+    """Return settings by which no state is removed. `sharding.state_ttl` is for the other types:
+    events before the one whose number a state has may be removed, and no node alone knows that an
+    entity with instances is idle."""
     if settings.sharding.types.get(name, {}).get("state_ttl"):
-        raise ConfigError(
-            f"sharding.types.{name}.state_ttl: the states of {name!r} have numbers of events",
-            hint="without them, events would be missing or handled again",
-        )
+        raise ConfigError(f"sharding.types.{name}.state_ttl: {why}", hint=hint)
     return replace(chosen, state_ttl=0.0)
 
 

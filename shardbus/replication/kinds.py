@@ -25,7 +25,7 @@ B.133.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
@@ -50,6 +50,7 @@ from shardbus.replication.versions import (
     DataChange,
     DataValue,
     Dot,
+    Stamp,
     covers,
     kinds_of,
     number_of,
@@ -191,9 +192,14 @@ class Dots:
         self.drop(lambda dot: (dot.name, dot.data) == (name, data))
         self.add(name, data)
 
+    @property
+    def pending(self) -> list[Dot]:
+        """The additions."""
+        return [dot for dot in self.dots if dot.disk == PENDING]
+
     def change(self) -> DataChange | None:
         """Return the changes as one write, None if there are none."""
-        pending = [dot for dot in self.dots if dot.disk == PENDING]
+        pending = self.pending
         kept = {dot.stamp for dot in self.dots if dot.disk != PENDING}
         drops = tuple(
             dot.stamp for dot in self._read.dots if dot.kind == self._kind and dot.stamp not in kept
@@ -398,6 +404,19 @@ KINDS: Mapping[str, type[AnyKind]] = {
     MULTI_MAP: MultiMap,
     FLAG: Flag,
 }
+
+
+def rebased(view: KindT, value: DataValue, sent: Sequence[Dot] = ()) -> KindT:
+    """Return an object of the same kind that reads `value`, with the changes of `view`. `sent`: the
+    additions of `view` that `value` has already, or that are to be given up."""
+    former, fresh = view.changes, type(view)(value)
+    change, there = former.change(), {id(dot) for dot in former.dots}
+    dropped = set(change.drops) if change is not None else set[Stamp]()
+    gone = {(dot.name, dot.data) for dot in sent if id(dot) not in there}
+    left = {id(dot) for dot in sent}
+    fresh.changes.drop(lambda dot: dot.stamp in dropped or (dot.name, dot.data) in gone)
+    fresh.changes.dots += [dot for dot in former.pending if id(dot) not in left]
+    return fresh
 
 
 def versioned(value: DataValue, kind: str = "") -> Versioned | None:

@@ -8,6 +8,7 @@
     journal kind, name     JournalValue  JournalChange
     block   journal, slot  BlockValue  -
     data    name           DataValue     DataChange, which the replica stamps (`versions`)
+    data    type, entity   the same, of a state that merges
     removed bucket         DataValue     the clock of the removed tombstones of a bucket
     node    name           str, or any other plain value of the store itself
 
@@ -318,6 +319,12 @@ def lease_key(name: str) -> str:
 
 def data_key(name: str) -> str:
     return f"{DATA}{SEPARATOR}{name}"
+
+
+def state_name(entity_type: str, entity_id: str) -> str:
+    """Return the name of the replicated value that is the state of all instances of an entity. No
+    key of an application has a separator."""
+    return f"{entity_type}{SEPARATOR}{entity_id}"
 
 
 def removed_key(bucket: int) -> str:

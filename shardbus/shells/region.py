@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from shardbus.config.options import closest
-from shardbus.config.settings import ShardingSettings
+from shardbus.config.settings import Settings, ShardingSettings
 from shardbus.entities.activation import Activation, Message
 from shardbus.entities.dead_letters import DeadLetters
 from shardbus.entities.durable_mailboxes import RECORD
@@ -90,6 +90,7 @@ class RegionServices(Protocol):
     gate: SuspensionGate
     tracer: Tracer | None
     deliverer: DeliverySender
+    settings: Settings
 
     @property
     def records(self) -> RegionRecords: ...
@@ -173,6 +174,7 @@ class RegionShell:
             node.gate,
             node.deliverer.settings,
             node.deliverer.counts,
+            node.settings.data,
         )
         self.host.passes_on, self.host.tracer = True, node.tracer
         drop, name = node.records.drops.drop, entity_type.name

@@ -21,7 +21,7 @@ import inspect
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import msgspec
 
@@ -32,7 +32,7 @@ from shardbus.ids import check_id
 from shardbus.replication.kinds import KINDS, KindT, Register, Versioned, versioned
 from shardbus.replication.quorum import Level, check_level, disks_needed
 from shardbus.replication.versions import NOTHING, Clock, DataChange, DataValue, clock_of
-from shardbus.store.protocol import StateStore
+from shardbus.store.protocol import CountsValues, StateStore
 from shardbus.store.replicated import ReplicatedStore
 from shardbus.store.replicated_values import ChangedValues, Since
 
@@ -50,6 +50,33 @@ class ValueStore(ChangedValues, Protocol):
     def watch(
         self, prefix: str, level: Level, /
     ) -> AsyncGenerator[tuple[str, DataValue], None]: ...
+
+
+class LocalValues(ValueStore, Protocol):
+    """The values of a store of this process."""
+
+    def replicas_of(self, name: str, /) -> list[str]: ...
+
+
+class HoldsValues(Protocol):
+    """A store that has replicated values."""
+
+    @property
+    def values(self) -> LocalValues: ...
+
+
+def checked_values(who: str, store: StateStore) -> HoldsValues:
+    """Return the store as one that has replicated values. `who` begins the error: it needs them.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if not isinstance(store, CountsValues):
+        raise ConfigError(
+            f"{who} the store inside the cluster; this node has another one",
+            hint='set store.url to "cluster://"',
+        )
+    return cast("HoldsValues", store)
 
 
 class SharedValues:
@@ -188,22 +215,12 @@ class ReplicatedData(SharedValues):
         self._store, self._settings = store, settings
 
     @property
-    def _replicated(self) -> ReplicatedStore:
-        """The store that has the values."""
-        if not isinstance(self._store, ReplicatedStore):
-            raise ConfigError(
-                "replicated values need the store inside the cluster, and this node has another",
-                hint='set store.url to "cluster://"',
-            )
-        return self._store
-
-    @property
-    def _values(self) -> ValueStore:
-        return self._replicated.values
+    def _values(self) -> LocalValues:
+        return checked_values("replicated values need", self._store).values
 
     def replicas_of(self, key: str) -> list[str]:
         """Return the addresses of the replicas that hold a key."""
-        return self._replicated.values.replicas_of(check_id("a key", key))
+        return self._values.replicas_of(check_id("a key", key))
 
     def _level(self, name: str, level: Level | None) -> Level:
         default = self._settings.r if name == "r" else self._settings.w

@@ -241,7 +241,8 @@ class ReplicatedValues:
             StoreUnavailable: too few replicas have answered in time.
         """
         start = f"{DATA}{SEPARATOR}"
-        return sorted(key[len(start) :] for key in await self._list_keys(start + prefix))
+        names = [key[len(start) :] for key in await self._list_keys(start + prefix)]
+        return sorted(name for name in names if belongs(name, prefix))
 
     # ---- watching
 
@@ -273,7 +274,8 @@ class ReplicatedValues:
         for disk, answer in zip(disks, answers, strict=True):
             if answer is not None:
                 since[disk] = answer.run, answer.until
-                keys |= {key.partition(SEPARATOR)[2] for key in answer.keys}
+                names = (key.partition(SEPARATOR)[2] for key in answer.keys)
+                keys.update(name for name in names if belongs(name, prefix))
                 complete = complete and answer.complete
         return keys, complete
 
@@ -294,6 +296,12 @@ class ReplicatedValues:
             return None
         finally:
             del self._listed[number]
+
+
+def belongs(name: str, prefix: str) -> bool:
+    """True if a key that begins with a text is of those that the text stands for: the states of
+    entities, whose names have a separator, are not among the values of applications."""
+    return (SEPARATOR in name) == (SEPARATOR in prefix)
 
 
 class ChangedValues(Protocol):

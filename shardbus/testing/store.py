@@ -14,12 +14,17 @@ from __future__ import annotations
 
 import asyncio
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 from shardbus.config.options import checked_seconds
 from shardbus.entities.entity_type import EntityType
+from shardbus.entities.merged_rows import copy_of
+from shardbus.entities.merged_state import MergedState, StateCopy
 from shardbus.errors import UnknownEntityType
 from shardbus.ids import check_id
+from shardbus.replication.values import SEPARATOR, state_name
+from shardbus.replication.versions import NOTHING
 from shardbus.routing.paths import shard_function_of
 from shardbus.simulation.membership.world import World
 from shardbus.simulation.nodes.stores import StoreServer, run_at_once
@@ -41,14 +46,26 @@ class WatchedStore(StoreServer):
 
     def record_access(self, what: str, entity_type: str, entity_id: str, fence: int) -> None:
         super().record_access(what, entity_type, entity_id, fence)
+        if what == "saved":
+            self._note_save(entity_type, entity_id)
+        else:
+            self._mark(entity_type, entity_id, what)
+
+    def _mark(self, entity_type: str, entity_id: str, what: str) -> None:
         self.world.trace.mark(self.world.now, "store", f"{entity_type} {entity_id!r} is {what}")
-        if what != "saved":
-            return
+
+    def _note_save(self, entity_type: str, entity_id: str) -> None:
+        self._mark(entity_type, entity_id, "saved")
         key = (entity_type, entity_id)
         self.saved[key] = self.saved.get(key, 0) + 1
         for future in self._expected.pop(key, ()):
             if not future.done():
                 future.set_result(None)
+
+    def record_value(self, name: str) -> None:
+        entity_type, mark, entity_id = name.partition(SEPARATOR)
+        if mark:
+            self._note_save(entity_type, entity_id)
 
     def expect(self, key: tuple[str, str], future: asyncio.Future[None]) -> None:
         """Complete the future at the entity's next save."""
@@ -68,6 +85,9 @@ class ClusterStore:
     def state(self, kind: type | str, entity_id: str) -> Any:
         """Return the stored state of an entity, None if there is none."""
         known = self._type(kind)
+        if known.merged is not None:
+            value = self._server.values.rows.get(state_name(known.name, entity_id), NOTHING)
+            return copy_of(known.merged, entity_id, value).entity.state if value.dots else None
         row = self._server.data.states.get((known.name, entity_id))
         if row is None or row.data is None:
             return None
@@ -75,9 +95,12 @@ class ClusterStore:
 
     def put(self, kind: type | str, entity_id: str, state: object) -> None:
         """Store a state, as if an earlier activation had saved it. An activation that runs keeps
-        its own, and its next save replaces this one."""
+        its own, and its next save replaces this one; instances that share a state merge it."""
         known, server = self._type(kind), self._server
         key = (known.name, check_id("an entity id", entity_id))
+        if known.merged is not None:
+            self._put_merged(known.merged, state_name(*key), state)
+            return
         shard = shard_function_of(known.interface)(entity_id)
         row = server.data.states.get(key)
         fence = 0 if row is None else row.fence
@@ -86,6 +109,16 @@ class ClusterStore:
         store = MemoryStore(server.data)
         run_at_once(store.start())
         run_at_once(store.save_states([save]))
+
+    def _put_merged(self, form: MergedState, name: str, state: Any) -> None:
+        """Put a state that instances share in the place of the one that is there."""
+        values = self._server.values
+        copy = StateCopy(SimpleNamespace(state=state))
+        copy.value = values.rows.get(name, NOTHING)
+        data = form.write(state)
+        change = form.outgoing(copy, data, data).change
+        if change is not None:
+            values.write(name, change._replace(seen=copy.value.clock))
 
     def saves(self, kind: type | str, entity_id: str) -> int:
         """Return how many saves of an entity the store has taken."""

@@ -55,6 +55,17 @@ def to_json(value: Any) -> Any:
             raise ValueError(f"a {type(value).__name__} is no plain value")
 
 
+def content_to_json(content: Any) -> Any:
+    """Return the content of a replicated value of any kind: sets are lists."""
+    match content:
+        case frozenset():
+            return sorted(map(to_json, content), key=repr)
+        case dict() if any(isinstance(each, frozenset) for each in content.values()):
+            return {name: content_to_json(each) for name, each in content.items()}
+        case _:
+            return to_json(content)
+
+
 def from_json(value: Any, path: str = "$") -> Any:
     """Return the plain value that JSON stands for.
 

@@ -9,7 +9,8 @@ from typing import Any
 import attrs
 import pytest
 
-from shardbus import Directive, Entity, Instances, ShardBus, handler
+from shardbus import Directive, Entity, EventSourced, Instances, ShardBus, event, handler
+from shardbus.data import Counter as Count
 from shardbus.errors import ConfigError, EntityFailed
 from shardbus.routing.refs import START
 from shardbus.testing import EntityProbe
@@ -258,19 +259,85 @@ def test_wrong_instances_are_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_state_with_instances_is_refused_with_its_reason(bus: ShardBus) -> None:
-    class Kept(Anything):
-        state: Ledger
+class Kept(Anything):
+    state: Ledger
 
-    class Merged(Kept):
-        def merge(self, first: Ledger, other: Ledger) -> Ledger:
-            return first
 
+class Merged(Kept):
+    @staticmethod
+    def merge(first: Ledger, other: Ledger) -> Ledger:
+        return first
+
+
+class Counted(Anything):
+    state: Count
+
+
+def test_state_with_instances_needs_a_function_that_merges(bus: ShardBus) -> None:
     with pytest.raises(ConfigError, match="each instance would overwrite the others"):
         declared(bus, Kept, instances=3)
-    with pytest.raises(ConfigError, match="not supported yet, not even with merge"):
-        declared(bus, Merged, instances=3)
-    assert declared(bus, Kept, instances=Instances(most=1)).interface.instances is not None
+    assert declared(bus, Kept, instances=Instances(most=1)).states is not None
+    bus.entity("merged", instances=3, state_version=2)(Merged)
+    kind = bus.types["merged"]
+    assert (kind.states, kind.has_state, kind.plain) == (None, True, False)
+    assert kind.merged is not None
+    assert kind.merged.codec is not None
+    bus.migrate(Merged, 1)(lambda former: former)
+    assert list(kind.merged.codec.migrations) == [1]
+
+
+def test_state_of_a_kind_of_values_needs_instances(bus: ShardBus) -> None:
+    with pytest.raises(ConfigError, match="replicated counter, and the type has no instances"):
+        declared(bus, Counted)
+    with pytest.raises(ConfigError, match="which has no state_version"):
+        declared(bus, Counted, instances=3, state_version=2)
+    kind = declared(bus, Counted, instances=3)
+    assert (kind.states, kind.has_state) == (None, True)
+    assert kind.merged is not None
+    with pytest.raises(ConfigError, match="has no state"):
+        bus.migrate(Counted, 1)
+
+
+async def late(first: Ledger, other: Ledger) -> Ledger:
+    return first
+
+
+@pytest.mark.parametrize(
+    ("merge", "options", "error"),
+    [
+        (lambda self, first, other: first, {}, "'counter': merge is called with two states"),
+        (late, {}, "'counter': merge is async"),
+        (max, {"state_ttl": "1h"}, "'counter': state_ttl is not for states that instances share"),
+        (max, {"handoff": "ordered"}, "'counter': handoff ordered with instances"),
+        (max, {"durable_mailbox": True}, "'counter': durable_mailbox with instances"),
+    ],
+)
+def test_states_that_cannot_be_shared_are_refused_in_one_line(
+    bus: ShardBus, merge: Any, options: dict[str, Any], error: str
+) -> None:
+    kind = type("Counter", (Kept,), {"merge": staticmethod(merge)})
+    with pytest.raises(ConfigError, match=error) as caught:
+        declared(bus, kind, instances=3, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_event_sourced_class_has_no_instances(bus: ShardBus) -> None:
+    class Account(EventSourced):
+        state: Ledger
+
+        @event
+        def on_hit(self, happened: Hit) -> None: ...
+
+        @staticmethod
+        def merge(first: Ledger, other: Ledger) -> Ledger:
+            return first
+
+        @handler
+        def total(self) -> int:
+            return self.state.total
+
+    with pytest.raises(ConfigError, match="an event-sourced class cannot have instances"):
+        declared(bus, Account, instances=3)
 
 
 def test_a_save_of_an_entity_without_a_state_says_so() -> None:

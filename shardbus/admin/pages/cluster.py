@@ -157,7 +157,7 @@ async def types(admin: Administration) -> Json:
             "coordinator_role": region.coordinator_role,
             "remember": region.settings.remember,
             "handoff": region.settings.handoff,
-            "state": region.entity_type.states is not None,
+            "state": region.entity_type.has_state,
             "queue": region.entity_type.is_queue,
             "hosted_here": region.hosts,
             "coordinator": text_of(region.coordinator),

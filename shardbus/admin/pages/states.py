@@ -7,6 +7,8 @@ from typing import Any
 
 from shardbus.admin.administration import Administration
 from shardbus.admin.questions import question, refusing
+from shardbus.entities.merged_rows import put_state, row_of
+from shardbus.entities.merging import MergedStates
 from shardbus.errors import ConfigError, StoreError, StoreUnavailable
 from shardbus.http.page import (
     PAGE_DEFAULT,
@@ -21,6 +23,7 @@ from shardbus.http.page import (
 )
 from shardbus.quantities import counted
 from shardbus.sharding.events import Note
+from shardbus.shells.region import RegionShell
 from shardbus.shells.state_expiry import shard_of_stored
 from shardbus.transport.permissions import LIST_STORED
 from shardbus.wire.plain_json import from_json
@@ -65,12 +68,20 @@ async def state(
 
     `type`, `id`, `shard`, `version` (of its class, null if nothing is stored), `bytes`, `revision`,
     `state`, or `text` with `?text=true`, and `unreadable` (why the value is not in the answer) if
-    it is too long or damaged. Without a stored state `bytes` is 0, and `revision` is `none`.
+    it is too long or damaged. Without a stored state `bytes` is 0, and `revision` is `none`. Of a
+    type whose instances share a state, `contents` is the number of states that were saved at the
+    same time, which `state` is made of.
     """
-    _codec(admin, type)
-    shard = admin.region(type).router.route_of(id).shard
-    [data] = await admin.node.store.read_states(type, [id])
-    row = await asyncio.to_thread(shown, data, STATE_SHOWN_MAX)
+    region = admin.region(type)
+    if (merging := merging_of(region)) is not None:
+        value = await merging.values.read(id)
+        row = await asyncio.to_thread(row_of, merging.form, id, value, STATE_SHOWN_MAX)
+        shard = shard_of_stored(region, id)
+    else:
+        _codec(admin, type)
+        shard = region.router.route_of(id).shard
+        [data] = await admin.node.store.read_states(type, [id])
+        row = await asyncio.to_thread(shown, data, STATE_SHOWN_MAX)
     note = Note("state_read", f"of {id!r:.100}: by {operator:.100}", entity_id=id)
     admin.node.note(type, note)
     return {"type": type, "id": id, "shard": shard, **(as_text(row) if text else row)}
@@ -90,7 +101,8 @@ async def set_state(
 
     `type`, `id`, `shard`, `node` (the owner), `bytes`, `removed`. Values that JSON lacks are as in
     [an export](../how-to/keep-state.md#move-states-to-another-store). A state that does not fit the
-    class is 400, an entity that is busy or moves 409.
+    class is 400, an entity that is busy or moves 409. Of a type whose instances share a state they
+    get it as news, and `node` is the one that has written it.
     """
     codec = _codec(admin, type)
     try:
@@ -115,16 +127,43 @@ async def remove_state(
 
 
 def _codec(admin: Administration, type: str) -> StateCodec:
-    codec = admin.region(type).entity_type.states
-    if codec is None:
+    kind = admin.region(type).entity_type
+    codec = kind.states if kind.merged is None else kind.merged.codec
+    if codec is None and kind.merged is None:
         raise ConfigError(f"{type!r} has no state")
+    if codec is None:
+        raise ConfigError(
+            f"the state of {type!r} is changed by its own methods",
+            hint="send a message to the entity, or remove the state",
+        )
     return codec
+
+
+def merging_of(region: RegionShell) -> MergedStates | None:
+    """Return the states that the instances of a type share, None if they share none."""
+    saver = region.host.saver
+    return saver if isinstance(saver, MergedStates) else None
 
 
 async def _change_state(
     admin: Administration, type: str, id: str, value: bytes | None, operator: str, revision: str
 ) -> Json:
-    """Let the home of an entity change its state."""
+    """Let the home of an entity change its state, or change the state that its instances
+    share."""
+    region = admin.region(type)
+    if (merging := merging_of(region)) is not None:
+        data = None if value is None else _codec(admin, type).of_plain(decode_value(value))
+        await put_state(merging.form, merging.values, id, data, revision)
+        size = 0 if data is None else len(data)
+        admin.node.note(type, changed_state(id, size, operator))
+        return {
+            "type": type,
+            "id": id,
+            "shard": shard_of_stored(region, id),
+            "node": str(admin.node.me),
+            "bytes": size,
+            "removed": value is None,
+        }
     arguments: tuple[object, ...] = (value, operator)
     question = "change_state"
     if revision:
@@ -160,6 +199,10 @@ async def answer_stored(
         raise ConfigError(f"{name!r} has no shard {shard!r:.100}")
     limit = max(1, min(limit, PAGE_MAX))
     with admin.list_of_entities():
+        if (merging := merging_of(region)) is not None:
+            ids = [each for each in await merging.values.ids(prefix) if each > (cursor or "")]
+            ids = [each for each in ids if not shard or shard_of_stored(region, each) == shard]
+            return ids[:limit], ids[limit - 1] if len(ids) > limit else None
         if region.entity_type.states is None:
             return [], None
         try:

@@ -12,7 +12,7 @@ from shardbus.admin.questions import question
 from shardbus.errors import ConfigError, ShardBusError, StoreUnavailable, ValueRefused
 from shardbus.http.page import PAGE_DEFAULT, Body, Json, Operator, PageSize, Text, page
 from shardbus.transport.permissions import VALUES, VALUES_TYPE
-from shardbus.wire.plain_json import from_json, to_json
+from shardbus.wire.plain_json import content_to_json, from_json, to_json
 
 if TYPE_CHECKING:
     from shardbus.replication.kinds import Versioned
@@ -110,17 +110,6 @@ def _shown(key: str, data: ReplicatedData, shown: Versioned | None) -> Json:
         "kind": shown.kind,
         "hash": f"{shown.hash:016x}",
         "version": version,
-        "value": _as_json(shown.data),
+        "value": content_to_json(shown.data),
         "conflicts": conflicts,
     }
-
-
-def _as_json(content: Any) -> Any:
-    """Return the content of any kind: sets as lists."""
-    match content:
-        case frozenset():
-            return sorted(map(to_json, content), key=repr)
-        case dict() if any(isinstance(each, frozenset) for each in content.values()):
-            return {name: _as_json(each) for name, each in content.items()}
-        case _:
-            return to_json(content)

@@ -27,7 +27,9 @@ from typing import Any, TypeVar
 
 from shardbus.errors import StoreError, StoreUnavailable
 from shardbus.ids import NodeId
+from shardbus.replication.versions import DataValue
 from shardbus.simulation.nodes.journals import APPENDED, SimJournals
+from shardbus.simulation.nodes.values import SimValues, ValueDisk
 from shardbus.simulation.timeline import Timeline
 from shardbus.simulation.virtual_loop import VirtualLoop
 from shardbus.store.memory import MemoryData, MemoryStore
@@ -66,12 +68,14 @@ class StoreServer:
         self.saves: dict[int, None] = {}
         """Operation ids of the saves that were done: a repeated one does nothing, and is not
         counted."""
+        self.values = ValueDisk()
         self.generation = 0
         """Grows with each loss: the server counts as another one."""
         self.fences_written: dict[tuple[str, str], int] = {}
         """By type and shard: the highest fence of a home that was ever written."""
         self.clients: list[SimStore] = []
         self._snapshot: MemoryData | None = None
+        self._value_rows: dict[str, DataValue] = {}
         self._fences: dict[tuple[str, str], int] = {}
 
     def calm(self) -> None:
@@ -82,15 +86,18 @@ class StoreServer:
     def forget(self) -> None:
         """Lose everything."""
         self._replace(MemoryData())
+        self.values.replace({})
 
     def snapshot(self) -> None:
         """Keep the state that `roll_back` returns to."""
         self._snapshot = deepcopy(self.data)
+        self._value_rows = dict(self.values.rows)
 
     def roll_back(self) -> None:
         """Return to the state that was kept."""
         if self._snapshot is not None:
             self._replace(deepcopy(self._snapshot))
+            self.values.replace(self._value_rows)
 
     def _replace(self, data: MemoryData) -> None:
         self.lied = True
@@ -121,6 +128,9 @@ class StoreServer:
         self._fences[key] = max(fence, highest)
         if what == APPENDED:
             self.on_appended(kind, name, fence)
+
+    def record_value(self, name: str) -> None:
+        """Record that a replicated value was written."""
 
     def record_homes(
         self, entity_type: str, homes: Mapping[str, tuple[NodeId, int] | None]
@@ -174,10 +184,16 @@ class SimStore:
         """Of loads and saves, in the order in which they are sent."""
         self._executed: dict[tuple[str, str], int] = {}
         """By entity, the last number that the server has carried out."""
+        self.values = SimValues(server.values, self._ask, server.record_value)
         self.journals = SimJournals(
             self._store.journals, self._ask, self._order_of, server.record_journal
         )
         server.clients.append(self)
+
+    @property
+    def value_counts(self) -> Mapping[tuple[str, str], int]:
+        """The requests of replicated values that have ended."""
+        return self.values.counts
 
     async def start(self) -> None:
         await self._store.start()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -12,10 +14,13 @@ from shardbus.config.settings import DataSettings
 from shardbus.data import Counter
 from shardbus.errors import ConfigError, LocalProtocolError
 from shardbus.replication.ring import RingMember, first_ring
+from shardbus.replication.values import state_name
 from shardbus.replication.versions import NOTHING
 from shardbus.store.memory import MemoryStore
 from shardbus.store.replicated import ReplicatedStore
-from shardbus.store.replicated_data import SharedValues, warn_of_levels
+from shardbus.store.replicated_data import ReplicatedData, SharedValues, warn_of_levels
+from shardbus.store.replicated_values import belongs
+from shardbus.store.state_values import StateValues
 from shardbus.testing import TestCluster
 
 bus = ShardBus("shop")
@@ -24,20 +29,45 @@ bus = ShardBus("shop")
 @bus.entity("till")
 class Till(Entity):
     @handler
-    async def sell(self) -> str:
-        try:
-            await bus.data.update("sales", Counter, lambda sales: sales.add())
-        except ConfigError as error:
-            return str(error)
-        return ""
+    async def sell(self) -> int:
+        sales = await bus.data.update("sales", Counter, lambda sales: sales.add())
+        return int(sales.data)
+
+    @handler
+    async def sold(self) -> list[str]:
+        async with aclosing(bus.data.watch()) as changes:
+            key, value = await anext(changes)
+        return [key, str(value and value.data), *await bus.data.keys()]
 
 
 async def test_another_store_is_refused_with_a_hint() -> None:
     with pytest.raises(LocalProtocolError, match="no node"):
         _ = bus.data
-    async with TestCluster(bus, nodes=1) as cluster:
-        text = await cluster.client().ref(Till, "1").sell()
-    assert 'set store.url to "cluster://"' in text
+    data = ReplicatedData(MemoryStore(), DataSettings())
+    with pytest.raises(ConfigError, match=r'set store\.url to "cluster://"'):
+        await data.get("sales")
+    with pytest.raises(ConfigError, match=r'set store\.url to "cluster://"'):
+        StateValues("quote", MemoryStore(), DataSettings(), time.time)
+
+
+async def test_a_test_cluster_has_replicated_values() -> None:
+    async with TestCluster(bus, nodes=2) as cluster:
+        till = cluster.client().ref(Till, "1")
+        assert [await till.sell(), await till.sell()] == [1, 2]
+        assert await till.sold() == ["sales", "2", "sales"]
+
+
+async def test_states_of_entities_are_not_among_the_values() -> None:
+    """An application's prefix never finds a state, whatever its type is called."""
+    names = ["quote", "quotes", state_name("quote", "ACME"), state_name("quotes", "ACME")]
+    assert [name for name in names if belongs(name, "quote")] == ["quote", "quotes"]
+    assert [name for name in names if belongs(name, "")] == ["quote", "quotes"]
+    prefix = state_name("quote", "")
+    assert [name for name in names if name.startswith(prefix) and belongs(name, prefix)] == [
+        state_name("quote", "ACME")
+    ]
+    with pytest.raises(ConfigError, match="control character"):
+        await Values().put(state_name("quote", "ACME"), 1)
 
 
 def levels(settings: DataSettings, disks: int, caplog: pytest.LogCaptureFixture) -> bool:
