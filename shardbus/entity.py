@@ -273,7 +273,8 @@ class Entity:
         without it, from the store."""
 
     def save(self) -> Coroutine[Any, Any, None]:
-        """Write `self.state`. Returns when the store has it.
+        """Write `self.state`. Returns when the store has it. In a type whose instances share a
+        state, `self.state` then has the others' saves, too.
 
         Raises:
             SchemaError: its class would not read the state as it is; the text has the field's path.
@@ -283,6 +284,8 @@ class Entity:
                 failure. Nothing was written, and its successor is not affected.
             StoreUnavailable: the stored value is the old one or the new one. Unless the handler
                 catches this, the entity starts again with the stored value.
+            StateUnreadable: states that instances have saved at the same time do not merge.
+                Nothing is lost: all of them stay.
         """
         codec: StateCodec | MergedState = self.__shardbus_states__  # type: ignore[attr-defined]
         return self.context._save(codec.write(self.state))  # type: ignore[attr-defined]

@@ -5,7 +5,8 @@ the entity is looked at `LOOKS` times, `LOOK_S` apart: is it at work, on which m
 does its handler wait for? That distinguishes a handler that mostly waits for the store from one
 that mostly waits for something else, without a measurement per message.
 
-    a frame of `EntityStates.load` or `StateSaver.save`     it waits for the store
+    a frame of `EntityStates.load` or `StateSaver.save`,
+    or of `load` or `save` of `MergedStates`          it waits for the store
     a frame of `run_in_thread`                        for a worker thread
     an ask without an answer                          for that entity
     none of these                                     for something of its own
@@ -28,6 +29,7 @@ import msgspec
 from shardbus.admin.slowness import STORE, THREAD, CallTimes, EntityFigures, StoreFigures
 from shardbus.entities.activation import Activation, LifeState
 from shardbus.entities.entity_type import run_in_thread
+from shardbus.entities.merging import MergedStates
 from shardbus.entities.message_times import SampledMessage
 from shardbus.entities.slow_handlers import BLOCKED, places, suspended_frames
 from shardbus.entities.state_saver import StateSaver
@@ -45,7 +47,10 @@ LOOKED_MAX_S = 1.0
 """Of a node whose loop is late, so few looks that the answer is in time."""
 RECENT_S = 60.0
 """Seconds for which samples and reports are recent."""
-_STORE_CODES = frozenset((EntityStates.load.__code__, StateSaver.save.__code__))
+_STORE_CODES = frozenset(
+    function.__code__
+    for function in (EntityStates.load, StateSaver.save, MergedStates.load, MergedStates.save)
+)
 
 
 class EntityWatch:

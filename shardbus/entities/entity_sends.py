@@ -351,7 +351,7 @@ class EntitySends:
 def not_declared(kind: str) -> ConfigError:
     """Return the error for a delivery of an entity that cannot keep it."""
     return ConfigError(
-        f"{kind} cannot deliver: it has no state to keep deliveries in, or no method of its class"
-        " uses a name `deliver`",
+        f"{kind} cannot deliver: it has no state of its own to keep deliveries in, or no method of"
+        " its class uses a name `deliver`",
         hint="declare `state`, and call self.deliver in a method of the class",
     )

@@ -54,6 +54,13 @@ class Nodes:
     def running(self) -> list[NodeProcess]:
         return [node for node in self.nodes if node.running]
 
+    async def of_store(self, *words: str) -> str:
+        """Run a command about states that reads the replicas. Returns all that it prints."""
+        url = "cluster://" + ",".join(f"127.0.0.1:{port + 2}" for port in self.ports)
+        run = self.lab.run("state", *words, "--store", url, "--cluster", "lab")
+        code = await run.ended()
+        return f"{run.out.read_text()}{run.err.read_text()}exit {code}"
+
     async def state(self, *words: str, code: int = 0) -> str:
         """Run a command about states that the first node carries out. Returns its output."""
         url = f"http://127.0.0.1:{self.running[0].http_port}"
@@ -121,6 +128,14 @@ async def test_totals_are_exact_through_a_kill_and_a_full_stop(nodes: Nodes, sto
     assert len((await nodes.state("list", "hits")).splitlines()) == len(PAGES) + 1
     if store != "cluster://":
         return
+    checked = await nodes.of_store("check", APP)
+    assert f"hits: {len(PAGES)} states read, {len(PAGES)} of version 1" in checked
+    assert "poll: 1 state read, 1 of version 1" in checked
+    assert checked.endswith("exit 0")
+    exported = await nodes.of_store("export", "hits", "--app", APP)
+    assert f"hits: its instances share {len(PAGES)} states, which an export" in exported
+    shown_by_store = await nodes.of_store("show", "poll", "p")
+    assert "the instances of poll 'p' share their state: a node shows it" in shown_by_store
     assert set(await asyncio.gather(*(node.terminate() for node in nodes.running))) == {0}
     await nodes.start()
     assert await totals(nodes) == after

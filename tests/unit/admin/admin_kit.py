@@ -239,7 +239,9 @@ class FakeNode:
             coordinator=ME,
             coordinator_since=self.loop.time(),
             coordinator_role="",
-            entity_type=SimpleNamespace(interface=interface, states=None, is_queue=False),
+            entity_type=SimpleNamespace(
+                interface=interface, states=None, has_state=False, is_queue=False
+            ),
             sampling=SimpleNamespace(hot_spots=SimpleNamespace(row=lambda: {"messages": 3.0})),
             shutdown=lambda: self.posted.append("shutdown"),
         )

@@ -358,3 +358,19 @@ def test_a_state_that_is_none_is_refused_before_it_is_sent() -> None:
     instance.copy.entity.state = Counter().add(2)
     instance.save()
     assert instance.state.value == 2, "a new object of the kind is as good"
+
+
+def test_a_removal_that_is_not_saved_survives_news() -> None:
+    replicas = Replicas(StateOfKind("names", SET))
+    near, other = Instance(replicas, 0), Instance(replicas, 1)
+    near.state.add("ada", "bob")
+    near.save()
+    near.state.remove("bob")
+    other.take()
+    other.state.add("eve")
+    other.save()
+    near.take()
+    assert near.state.value == {"ada", "eve"}
+    near.save()
+    other.take()
+    assert other.state.value == {"ada", "eve"}
