@@ -213,7 +213,7 @@ class MergedStates:
     def _take_news(self, entity: Any, activation: Activation) -> None:
         """Put the news into the state, as the handler of a message."""
         copy = self._copies.get(activation)
-        if copy is None or copy.entity is not entity or copy.news is None:
+        if copy is None or copy.news is None:  # they were for a former object
             return
         value, copy.news = copy.news, None
         if not covers(copy.value.clock, value.clock):

@@ -27,6 +27,9 @@ class Values:
         self.reads: list[str] = []
         self.errors: dict[str, Exception] = {}
         self.counter = 0
+        self.writes = asyncio.Event()
+        """Set while writes go on."""
+        self.writes.set()
 
     def _fail(self, call: str) -> None:
         if (error := self.errors.pop(call, None)) is not None:
@@ -39,6 +42,7 @@ class Values:
 
     async def write(self, entity_id: str, change: DataChange) -> DataValue:
         self._fail("write")
+        await self.writes.wait()
         step = taken(self.rows.get(entity_id, NOTHING), 1, self.counter, change)
         assert not isinstance(step, NotTaken)
         self.rows[entity_id], self.counter = step
@@ -216,6 +220,21 @@ async def test_an_entity_that_has_left_memory_gets_no_news(place: Place) -> None
     await place.values.add("page")
     place.states.sweep(0)
     assert not place.states._looks, "there is nothing to look for"
+
+
+async def test_saves_of_one_object_come_one_after_the_other(place: Place) -> None:
+    page = await place.start("page~1")
+    context: Any = Context(page)
+    place.values.writes.clear()
+    saves = []
+    for _ in range(2):
+        page.entity.state.add(1)
+        saves.append(asyncio.ensure_future(place.states.save(context, b"")))
+        await asyncio.sleep(0)
+    place.values.writes.set()
+    await asyncio.gather(*saves)
+    assert place.values.rows["page"].dots[0].amount == 2
+    assert page.entity.state.value == 2
 
 
 async def test_a_save_without_a_change_reads_what_is_new_and_writes_nothing(place: Place) -> None:
