@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -20,6 +21,7 @@ from shardbus.store.memory import MemoryStore
 from shardbus.store.protocol import value_counts_of
 from shardbus.store.replicated import ReplicatedStore
 from shardbus.store.ring_reading import RingReader
+from shardbus.store.state_values import StateValues
 from shardbus.transport.zmq.network import ZmqNetwork
 from tests.replicas import CLUSTER, Replicas
 from tests.waiting import until
@@ -90,7 +92,7 @@ async def test_additions_from_all_sides_are_counted_while_a_replica_is_away(
 
     await asyncio.gather(*(add(side, 10) for side in sides for _ in range(3)))
     replicas.stop(2)
-    await until(lambda: bool(data._replicated.values.ring) and len(_serving(data)) == 2, "its end")
+    await until(lambda: len(_serving(data)) == 2, "its end")
     await asyncio.gather(*(add(side, 5) for side in sides for _ in range(3)))
     hits = await data.get("hits")
     assert hits is not None
@@ -105,7 +107,9 @@ async def test_additions_from_all_sides_are_counted_while_a_replica_is_away(
 
 
 def _serving(data: ReplicatedData) -> list[object]:
-    return [row for row in data._replicated.replicas if row["serves"]]
+    store = data._store
+    assert isinstance(store, ReplicatedStore)
+    return [row for row in store.replicas if row["serves"]]
 
 
 def _quick(store: ReplicatedStore) -> ReplicatedStore:
@@ -195,7 +199,7 @@ async def test_a_backup_has_values_and_a_comparison_finds_no_difference(
 
 
 async def test_what_cannot_be_written_is_refused_with_a_hint(data: ReplicatedData) -> None:
-    small = ReplicatedData(data._replicated, DataSettings(value_limit=200))
+    small = ReplicatedData(data._store, DataSettings(value_limit=200))
     with pytest.raises(ValueRefused, match="limit is 200"):
         await small.put("large", "x" * 300)
     await data.put("text", "x")
@@ -215,7 +219,7 @@ async def test_what_cannot_be_written_is_refused_with_a_hint(data: ReplicatedDat
     text = await data.get("text", r="all")
     assert text is not None
     assert text.data == "x"
-    counts = value_counts_of(data._replicated)
+    counts = value_counts_of(data._store)
     assert counts["write", "done"] == 1
     assert counts["write", "refused"] == 3
     assert counts["get", "done"] > 1
@@ -237,3 +241,32 @@ async def test_changes_of_a_map_and_a_flag_merge(data: ReplicatedData) -> None:
     off = await data.update("on", Flag, lambda flag: flag.disable())
     assert off.data is False
     assert await data.get("on", r="all") is None
+
+
+async def test_states_of_entities_are_apart_from_the_values_and_have_long_names(
+    store: ReplicatedStore, data: ReplicatedData
+) -> None:
+    """A type and an id of the greatest length, and types whose names begin alike."""
+    long = "x" * 256
+    states, alike = (
+        StateValues(name, store, DataSettings(), time.time) for name in (long, long[:-1])
+    )
+    change = Counter().add(3).changes.change()
+    assert change is not None
+    assert (await states.read(long)).dots == ()
+    written = await states.write(long, change)
+    assert await states.read(long) == written
+    await alike.write("other", change)
+    await data.put(long, 1)
+    since: dict[int, tuple[int, int]] = {}
+    assert await states.changed(since) == (set(), False), "the first look remembers nothing"
+    await states.write(long, change)
+    await alike.write("other", change)
+    await data.put(long, 2)
+    assert await states.changed(since) == ({long}, True)
+    assert await states.changed(since) == (set(), True)
+    assert (await states.ids(), await alike.ids()) == ([long], ["other"])
+    assert await data.keys() == [long]
+    async with aclosing(data.watch()) as changes:
+        key, value = await anext(changes)
+    assert (key, value and value.data) == (long, 2)
