@@ -194,7 +194,7 @@ class ShardBus:
                 earlier version, or the version has a migration already.
         """
         known = self._type(kind)
-        states = known.states or (None if known.merged is None else known.merged.codec)
+        states = known.codec
         latest = 0 if states is None else states.version
         if states is None:
             raise ConfigError(f"{known.name!r} has no state")

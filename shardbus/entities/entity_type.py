@@ -151,6 +151,11 @@ class EntityType(msgspec.Struct, frozen=True):
         return self.states is not None or self.merged is not None
 
     @property
+    def codec(self) -> StateCodec | None:
+        """Writes and reads the states of a class, whether an entity or its instances have them."""
+        return self.states if self.merged is None else self.merged.codec
+
+    @property
     def plain(self) -> bool:
         """True if a start makes the object and does nothing else: there is no state and no
         reminder to load, no `on_start`, and nothing is carried."""

@@ -126,8 +126,8 @@ class Host:
             settings, loop, self.active, self.counts, self._passivate, self.runner.abandoned
         )
         self.deaf = DeafEntities(kind.name, self.runner)
-        if kind.states is not None:
-            watch_states(kind.states, loop)
+        if kind.codec is not None:
+            watch_states(kind.codec, loop)
         self.carrying: CarriedStates | None = None
         self.passes_on = False
         """Messages that a moving shard has not handled go to its next home; else they are

@@ -128,8 +128,8 @@ async def remove_state(
 
 def _codec(admin: Administration, type: str) -> StateCodec:
     kind = admin.region(type).entity_type
-    codec = kind.states if kind.merged is None else kind.merged.codec
-    if codec is None and kind.merged is None:
+    codec = kind.codec
+    if not kind.has_state:
         raise ConfigError(f"{type!r} has no state")
     if codec is None:
         raise ConfigError(
