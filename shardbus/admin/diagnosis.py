@@ -139,6 +139,8 @@ ADVICE = {
     "store-silent": "check the server; known homes work meanwhile, new ones and saves do not",
     "replica-behind": "its machine or its links are overloaded, or rows differ and stay so: see"
     " `shardbus store verify`; until it has, a save may be on a bare majority",
+    "value-conflicts": "each put after an old version adds one: put after the version of a new"
+    " get, or without `after`; `shardbus values get` shows them",
     "store-unfit": "change the server's settings as the message says",
     "store-errors": "loads or saves of entities have failed there: do what the message says; if no"
     " other member has this finding, check the network between that node and the store",
@@ -415,6 +417,7 @@ def _store(picture: Picture) -> Iterator[Finding]:
     for problem in {p: None for row in picture.answers.values() for p in _problems(row)}:
         yield Finding("store-unfit", STORE, "settings", f"have changed: {problem}")
     yield from _replicas(picture.answers.values())
+    yield from _conflicts(picture.answers.values())
     store = picture.checkup.get("store", {})
     if store and not store.get("answers"):
         yield Finding("store-silent", STORE, "answer", f"is missing: {store.get('error')}")
@@ -436,6 +439,15 @@ def _replicas(rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
     for address, age in sorted(behind.items()):
         what = f"has not compared all its rows with every other replica for {age:.0f} s"
         yield Finding("replica-behind", STORE, address, what)
+
+
+def _conflicts(rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
+    most: dict[str, int] = {}
+    for row in rows:
+        for key, count in (row.get("value_conflicts") or {}).items():
+            most[key] = max(count, most.get(key, 0))
+    for key, count in sorted(most.items()):
+        yield Finding("value-conflicts", STORE, key, f"has {count} values put at the same time")
 
 
 def _problems(row: Mapping[str, Any]) -> list[str]:

@@ -361,10 +361,21 @@ class CountsValues(Protocol):
         doubt`."""
         ...
 
+    @property
+    def value_conflicts(self) -> Mapping[str, int]:
+        """Keys that had many values put at the same time when this process last read or wrote them,
+        each with their number."""
+        ...
+
 
 def value_counts_of(store: StateStore) -> Mapping[tuple[str, str], int]:
     """Return the `value_counts` of the store, none if it has no replicated values."""
     return store.value_counts if isinstance(store, CountsValues) else {}
+
+
+def value_conflicts_of(store: StateStore) -> Mapping[str, int]:
+    """Return the `value_conflicts` of the store, none if it has no replicated values."""
+    return store.value_conflicts if isinstance(store, CountsValues) else {}
 
 
 def replicas_of(store: StateStore) -> tuple[dict[str, object], ...]:

@@ -290,6 +290,11 @@ class ReplicatedStore:
         """The requests of replicated values that have ended (`protocol.value_counts_of`)."""
         return self._values.counts if self._values is not None else {}
 
+    @property
+    def value_conflicts(self) -> Mapping[str, int]:
+        """The keys with many values (`protocol.value_conflicts_of`)."""
+        return self._values.conflicts.keys if self._values is not None else {}
+
     def _open(self) -> Proposer:
         if self._proposer is None:
             raise StoreUnavailable(f"{self._url} is not open", definite=True)

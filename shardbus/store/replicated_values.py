@@ -38,7 +38,7 @@ from shardbus.replication.quorum import (
 )
 from shardbus.replication.ring import AdoptRing, ReplicaRing, StoreCall, StoreReply
 from shardbus.replication.values import DATA, SEPARATOR, data_key
-from shardbus.replication.versions import Clock, DataChange, DataValue, NotTaken
+from shardbus.replication.versions import REGISTER, Clock, DataChange, DataValue, NotTaken
 from shardbus.store.replica_links import ReplicaLinks
 
 VALUES, LISTINGS = 2**61, 2**61 + 2**60
@@ -50,6 +50,10 @@ REQUESTS_MAX = 10_000
 WATCHED_MAX = 100_000
 """Keys of one watcher."""
 READ_AT_ONCE = 64
+CONFLICTS_MANY = 10
+"""Values of one key, put at the same time, that are worth a finding."""
+CONFLICTS_NAMED = 20
+"""Keys that are kept for it."""
 
 Since = dict[int, tuple[int, int]]
 """The run and the last number of each disk, of the changes that a watcher has seen."""
@@ -86,6 +90,7 @@ class ReplicatedValues:
         self._closed = False
         self.counts: Counter[tuple[str, str]] = Counter()
         """Requests that have ended, by kind and outcome."""
+        self.conflicts = ValueConflicts()
         self.on_change()
 
     # ---- the driver
@@ -204,6 +209,7 @@ class ReplicatedValues:
         self.counts[_kind_of(work), _named(outcome)] += 1
         match outcome:
             case Completed(DataValue() as value):
+                self.conflicts.note(name, value)
                 return value
             case NotTaken("memory"):
                 raise StoreUnavailable(
@@ -296,6 +302,27 @@ class ReplicatedValues:
             return None
         finally:
             del self._listed[number]
+
+
+class ValueConflicts:
+    """The keys that had at least `CONFLICTS_MANY` values, put at the same time, when they were last
+    read or written: the last `CONFLICTS_NAMED` of them. Each put after an old version adds one."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, int] = {}
+        """By key, as operators read it: how many."""
+
+    def note(self, name: str, value: DataValue) -> None:
+        """Note a value that was read or written."""
+        many = len(value.dots) >= CONFLICTS_MANY and value.dots[0].kind == REGISTER
+        if not many and not self.keys:
+            return
+        key = name.replace(SEPARATOR, " ")
+        self.keys.pop(key, None)
+        if many:
+            self.keys[key] = len(value.dots)
+            if len(self.keys) > CONFLICTS_NAMED:
+                del self.keys[next(iter(self.keys))]
 
 
 def belongs(name: str, prefix: str) -> bool:

@@ -18,8 +18,9 @@ from shardbus.replication.kinds import versioned
 from shardbus.replication.values import bucket_of, data_key
 from shardbus.replication.versions import DataValue
 from shardbus.store.memory import MemoryStore
-from shardbus.store.protocol import value_counts_of
+from shardbus.store.protocol import value_conflicts_of, value_counts_of
 from shardbus.store.replicated import ReplicatedStore
+from shardbus.store.replicated_values import CONFLICTS_MANY
 from shardbus.store.ring_reading import RingReader
 from shardbus.store.state_values import StateValues
 from shardbus.transport.zmq.network import ZmqNetwork
@@ -76,6 +77,22 @@ async def test_puts_at_the_same_time_both_stay_until_one_replaces_both(
     assert both is not None
     assert sorted([both.data, *both.conflicts]) == ["b", "c"]
     assert (await data.put("k", "d")).conflicts == ()
+
+
+async def test_a_key_with_many_conflicts_is_named_until_a_put_replaces_them(
+    store: ReplicatedStore, data: ReplicatedData
+) -> None:
+    first = await data.put("rate", 0)
+    for n in range(CONFLICTS_MANY - 1):
+        await data.put("rate", n, after=first)
+    assert value_conflicts_of(store) == {}
+    await data.put("rate", 99, after=first)
+    assert value_conflicts_of(store) == {"rate": CONFLICTS_MANY}
+    await data.update("names", Set, lambda names: names.add(*range(CONFLICTS_MANY)))
+    assert value_conflicts_of(store) == {"rate": CONFLICTS_MANY}, "elements are no conflicts"
+    await data.put("rate", 1)
+    assert value_conflicts_of(store) == {}
+    assert value_conflicts_of(MemoryStore()) == {}
 
 
 async def test_additions_from_all_sides_are_counted_while_a_replica_is_away(

@@ -27,7 +27,7 @@ from shardbus.membership.messages import OLDEST_PROTOCOL, PROTOCOL
 from shardbus.node.node import Node
 from shardbus.sharding.intents import split_intents
 from shardbus.shells.region import RegionShell
-from shardbus.store.protocol import clock_offset_of, problems_of
+from shardbus.store.protocol import clock_offset_of, problems_of, value_conflicts_of
 from shardbus.store.urls import default_url, mask_url
 from shardbus.transport.descriptors import descriptors_limit, in_use
 from shardbus.version import VERSION
@@ -148,6 +148,7 @@ def answer_checkup(admin: Administration) -> dict[str, Any]:
         "store_silent_because": node.states.silent_because,
         "store_problems": list(problems_of(node.store)),
         "replicas_behind": replicas_behind(node),
+        "value_conflicts": dict(value_conflicts_of(node.store)),
         "store_clock": clock_offset_of(node.store),
         "saves": list(node.states.backlog),
         "reminders": _overdue_reminders(node),

@@ -195,6 +195,11 @@ class SimStore:
         """The requests of replicated values that have ended."""
         return self.values.counts
 
+    @property
+    def value_conflicts(self) -> Mapping[str, int]:
+        """None are noted."""
+        return {}
+
     async def start(self) -> None:
         await self._store.start()
 

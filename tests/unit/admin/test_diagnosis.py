@@ -225,6 +225,10 @@ FAULTS: list[tuple[Fault, list[tuple[str, str, str]]]] = [
         lambda p: update(member(p, 1), store_problems=["redis://store may evict stored data"]),
         [("store-unfit", "store", "settings")],
     ),
+    (
+        lambda p: update(member(p, 1), value_conflicts={"rate:usd": 12}),
+        [("value-conflicts", "store", "rate:usd")],
+    ),
     (lambda p: update(member(p, 1), store="redis://b"), [("store-differs", "store", "url")]),
     (on_machines, [("store-not-shared", "store", "sqlite:///bus.db")]),
     (

@@ -15,11 +15,16 @@ from shardbus.data import Counter
 from shardbus.errors import ConfigError, LocalProtocolError
 from shardbus.replication.ring import RingMember, first_ring
 from shardbus.replication.values import state_name
-from shardbus.replication.versions import NOTHING
+from shardbus.replication.versions import NOTHING, REGISTER, DataValue, Dot
 from shardbus.store.memory import MemoryStore
 from shardbus.store.replicated import ReplicatedStore
 from shardbus.store.replicated_data import ReplicatedData, SharedValues, warn_of_levels
-from shardbus.store.replicated_values import belongs
+from shardbus.store.replicated_values import (
+    CONFLICTS_MANY,
+    CONFLICTS_NAMED,
+    ValueConflicts,
+    belongs,
+)
 from shardbus.store.state_values import StateValues
 from shardbus.testing import TestCluster
 
@@ -68,6 +73,17 @@ async def test_states_of_entities_are_not_among_the_values() -> None:
     ]
     with pytest.raises(ConfigError, match="control character"):
         await Values().put(state_name("quote", "ACME"), 1)
+
+
+def test_keys_with_conflicts_are_kept_up_to_a_bound() -> None:
+    conflicts, many = ValueConflicts(), CONFLICTS_MANY
+    dots = tuple(Dot(1, n + 1, REGISTER, data=b"%d" % n) for n in range(many))
+    names = [state_name("quote", str(n)) for n in range(CONFLICTS_NAMED + 5)]
+    for name in names:
+        conflicts.note(name, DataValue(((1, many),), dots))
+    assert list(conflicts.keys.items()) == [(f"quote {n}", many) for n in range(5, len(names))]
+    conflicts.note(names[-1], DataValue(((1, many),), dots[1:]))
+    assert f"quote {len(names) - 1}" not in conflicts.keys
 
 
 def levels(settings: DataSettings, disks: int, caplog: pytest.LogCaptureFixture) -> bool:
