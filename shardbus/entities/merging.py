@@ -50,12 +50,13 @@ from shardbus.sharding.instances import split_row
 from shardbus.store.protocol import StateStore
 from shardbus.task_set import TaskSet
 from shardbus.transport.drop_reports import Origin
+from shardbus.transport.log_limiter import LogRateLimiter
 
 if TYPE_CHECKING:
     from shardbus.store.state_values import StateValues
 
 READ_AT_ONCE = 64
-log = GuardedLog("shardbus.entity.store")
+log = GuardedLog("shardbus.entity.store", LogRateLimiter())
 
 
 class MergedStates:

@@ -252,6 +252,38 @@ async def test_a_function_that_fails_keeps_all_that_was_saved(bus: ShardBus) -> 
         assert len(saved) == 3, "each of the three saves is there"
 
 
+@pytest.mark.parametrize(
+    ("setting", "error"),
+    [("sharding.types.poll.state_limit", "StateTooLarge"), ("data.value_limit", "ValueRefused")],
+)
+async def test_a_state_above_a_limit_is_refused_and_the_former_one_stays(
+    bus: ShardBus, setting: str, error: str
+) -> None:
+    async with TestCluster(bus, 2, seed=11, settings={setting: 1024}) as cluster:
+        poll = cluster.client().ref(Poll, "a")
+        assert await poll.vote("ada") == 1
+        with pytest.raises(EntityFailed, match=error):
+            await poll.vote("x" * 2000)
+        assert await poll.vote("ada") == 2
+        assert cluster.store.state(Poll, "a").by == {"ada": 2}
+
+
+async def test_a_compressed_state_is_shared_like_any_other(bus: ShardBus) -> None:
+    settings = {"sharding.types.poll.state_compression": "zlib"}
+    async with TestCluster(bus, 2, seed=12, settings=settings) as cluster:
+        poll = cluster.client().ref(Poll, "a")
+        for n in range(3):
+            await poll.to("all").vote("voter" * 300 + str(n))
+        await cluster.advance(NEWS_S)
+        for votes in (await poll.to("all").votes()).values():
+            assert len(votes) == 3
+        [value] = cluster.store._server.values.rows.values()
+        assert sum(len(dot.data) for dot in value.dots) < 1000
+        await poll.forget()
+        await cluster.advance(NEWS_S)
+        assert [*(await poll.to("all").votes()).values()] == [{}, {}]
+
+
 async def test_a_clear_reaches_the_other_instances(bus: ShardBus) -> None:
     async with TestCluster(bus, 3, seed=8) as cluster:
         poll = cluster.client().ref(Poll, "a")
