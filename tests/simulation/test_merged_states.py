@@ -1,5 +1,5 @@
-"""States that instances share, on whole nodes under seeded faults: nodes are killed, leave and join,
-links are cut, the store fails, is slow or stops. Each acknowledged save counts, once."""
+"""States that instances share, on whole nodes under seeded faults: nodes die, leave and join, links
+are cut, the store fails, is slow or stops. Each acknowledged save counts, once."""
 
 from __future__ import annotations
 
