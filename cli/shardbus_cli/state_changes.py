@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,6 +27,7 @@ from shardbus_cli.state_lines import ShardFinder, import_lines, lines_of_outboxe
 
 if TYPE_CHECKING:
     from shardbus.entities.entity_type import EntityType
+    from shardbus.store.protocol import StateStore
 
 Type = Annotated[str, typer.Argument(metavar="TYPE", help="Name of the entity type.")]
 Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the entity.")]

@@ -4,6 +4,7 @@ are cut, the store fails, is slow or stops. Each acknowledged save counts, once.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -100,10 +101,12 @@ class History:
                 await self.cluster.kill(self.pick(nodes))
             case 1 if len(nodes) > 3:
                 await self.calm()
-                await self.cluster.leave(self.pick(nodes))
+                with suppress(TimeoutError):
+                    await self.cluster.leave(self.pick(nodes))
             case 2 if len(nodes) < NODES + 1:
                 await self.calm()
-                await self.cluster.add()
+                with suppress(TimeoutError):  # both sides of a split may be down
+                    await self.cluster.add()
             case 3 if len(nodes) > 2:
                 alone = self.pick(nodes)
                 await self.cluster.partition([alone], [n for n in nodes if n is not alone])
