@@ -70,6 +70,9 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ("journal_scan", "the journals for %s: %s"): _event(
         "journals_not_scanned", "entity_type error"
     ),
+    ("merging", "news of merged states of %s: %s"): _event(
+        "merged_states_unread", "entity_type error"
+    ),
     ("projecting", "%s cannot follow %r: %s"): _event("source_not_followed", f"{_ENTITY} error"),
     ("projecting", "%s %r: %d events were removed before it could handle them"): _event(
         "events_missing", f"{_ENTITY} count"

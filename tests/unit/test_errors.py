@@ -51,6 +51,7 @@ SITES = {
     "entities/durable_mailboxes": {"EntityFailed": 2, "MailboxFull": 1},
     "entities/event_log": {"StateUnreadable": 1},
     "entities/host": {"Unhandled": 1},
+    "entities/merged_state": {"SchemaError": 1, "StateUnreadable": 1},
     "entities/projecting": {"AskTimeout": 1, "StateUnreadable": 1},
     "entities/reminding": {"AskTimeout": 1, "StateUnreadable": 1},
     "entities/runner": {"EntityFailed": 4, "MailboxFull": 1, "Unhandled": 1},
