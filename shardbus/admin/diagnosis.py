@@ -43,6 +43,8 @@ EPOCH_SHIFT = 32
 EPOCH_HIGH = 2**30 - 1
 """Half of all epochs; a cluster with a new epoch every second reaches it after 34 years."""
 MEMBERS, CLUSTER, STORE = "members", "cluster", "store"
+NOT_SERVING = "a replica does not serve: "
+"""The beginning of such a problem of the store. The address and the reason follow."""
 OF_TYPES = "sharding.types."
 """Begins the name of a setting of one entity type."""
 
@@ -137,6 +139,8 @@ ADVICE = {
     "home-gone": "its home is no member, and the coordinator has not noticed: see its log",
     "waiting": "messages wait there for homes; see the findings about this type",
     "store-silent": "check the server; known homes work meanwhile, new ones and saves do not",
+    "replica-silent": "start its process, or see in its node's log why it ended, as by a full disk;"
+    " saves go on while a majority serves",
     "replica-behind": "its machine or its links are overloaded, or rows differ and stay so: see"
     " `shardbus store verify`; until it has, a save may be on a bare majority",
     "value-conflicts": "each put after an old version adds one: put after the version of a new"
@@ -415,7 +419,11 @@ def _store(picture: Picture) -> Iterator[Finding]:
         ):
             yield Finding("store-not-shared", STORE, url, "is used by several members")
     for problem in {p: None for row in picture.answers.values() for p in _problems(row)}:
-        yield Finding("store-unfit", STORE, "settings", f"have changed: {problem}")
+        name, _, why = problem.removeprefix(NOT_SERVING).partition(": ")
+        if problem.startswith(NOT_SERVING):
+            yield Finding("replica-silent", STORE, name, f"does not serve: {why}")
+        else:
+            yield Finding("store-unfit", STORE, "settings", f"have changed: {problem}")
     yield from _replicas(picture.answers.values())
     yield from _conflicts(picture.answers.values())
     store = picture.checkup.get("store", {})

@@ -226,6 +226,12 @@ FAULTS: list[tuple[Fault, list[tuple[str, str, str]]]] = [
         [("store-unfit", "store", "settings")],
     ),
     (
+        lambda p: update(
+            member(p, 1), store_problems=["a replica does not serve: 10.0.0.2:7: out of reach"]
+        ),
+        [("replica-silent", "store", "10.0.0.2:7")],
+    ),
+    (
         lambda p: update(member(p, 1), value_conflicts={"rate:usd": 12}),
         [("value-conflicts", "store", "rate:usd")],
     ),
