@@ -182,7 +182,10 @@ async def _checks(bus: ShardBus, settings: Settings) -> dict[str, dict[str, Any]
 
     async def store() -> str:
         timeout = settings.store.timeout
-        opened = open_store(url, cluster=bus.name, timeout=timeout, start_within=START_S)
+        keys = settings.security
+        opened = open_store(
+            url, cluster=bus.name, timeout=timeout, start_within=START_S, security=keys
+        )
         try:
             await opened.start()
             await check_layouts(opened, bus.types)

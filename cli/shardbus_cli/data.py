@@ -276,7 +276,7 @@ async def _migrate(
     from shardbus.store.migration import migratable
     from shardbus.store.opening import open_store
 
-    store = open_store(url, cluster=cluster, timeout=CALL_TIMEOUT_S, start_within=CALL_TIMEOUT_S)
+    store = open_store(url, cluster=cluster, **opening(url))
     check_file(url)
     moving = migratable(store)
     if moving is None:
@@ -348,12 +348,25 @@ async def opened(url: str, cluster: str, *, creates: bool = False) -> StateStore
     """
     from shardbus.store.opening import open_store
 
-    within = CALL_TIMEOUT_S
-    store = open_store(url, cluster=cluster, timeout=within, start_within=within)
+    store = open_store(url, cluster=cluster, **opening(url))
     if not creates:
         check_file(url)
     await store.start()
     return store
+
+
+def opening(url: str) -> dict[str, Any]:
+    """Return how a command opens a store: within bounded times, and, as replicas of `cluster://`
+    require it, by the keys that the environment names."""
+    import os
+
+    from shardbus.config.loading import from_environment, load
+    from shardbus.config.replicas import is_replicated
+
+    options: dict[str, Any] = {"timeout": CALL_TIMEOUT_S, "start_within": CALL_TIMEOUT_S}
+    if is_replicated(url):
+        options["security"] = load(list(from_environment(os.environ))).security
+    return options
 
 
 def check_file(url: str) -> None:

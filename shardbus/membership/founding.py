@@ -78,8 +78,8 @@ LOOK_LASTS = 5.0
 """Seconds for which a node that rejoins relies on a look at the record."""
 RENEW_PART = 0.25
 LAPSED_PART = 1.25
-"""After this part of its time a claim that no member renews has lapsed in any store: the replicas of
-`cluster://` wait for 1.1."""
+"""After this part of its time a claim that no member renews has lapsed in any store: the replicas
+of `cluster://` wait for 1.1."""
 TRUSTED_PART = 0.5
 """A grant founds a cluster for this part of its time."""
 RENEWERS = 5

@@ -105,8 +105,10 @@ class StoreUpkeep:
         return [m.node for m in others if any(shell.may_rule_at(m) for shell in ruling)]
 
     def _homes_here(self, entity_type: str) -> Mapping[str, Home] | None:
-        """Return the homes of a type's shards if this node coordinates it, None otherwise."""
-        machine = self._singletons[entity_type].coordinator.machine
+        """Return the homes of a type's shards if this node coordinates it, None otherwise. A type
+        within another one has its table."""
+        table = self._regions[entity_type].table.name
+        machine = self._singletons[table].coordinator.machine
         rules = machine is not None and machine.state is CoordinatorState.RULING
         return machine.table.homes if machine is not None and rules else None
 

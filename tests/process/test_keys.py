@@ -123,6 +123,13 @@ async def test_the_replicas_of_the_cluster_store_take_a_new_secret_with_their_no
             return await serving(secret) == 3
 
         await until(taken, f"three replicas under secret {newest}")
+        url = f"cluster://127.0.0.1:{trio.ports[0] + 2},127.0.0.1:{trio.ports[2] + 2}"
+        listed = lab.run(
+            "state", "list", "account", "--cluster", "lab", "--store", url, "--json",
+            SHARDBUS_SECURITY__SECRET=str(secret),
+        )  # fmt: skip
+        assert await listed.ended() == 0, listed.err.read_text()
+        assert [row["id"] for row in json.loads(listed.out.read_text())["states"]] == ["a"]
         assert await serving(old) == 0
         assert await trio.nodes[1].terminate() == 0
         trio.begin(1, settings=settings)

@@ -301,3 +301,16 @@ async def test_a_command_waits_longer_for_the_store_than_a_node(monkeypatch):
     within = {"timeout": CALL_TIMEOUT_S, "start_within": CALL_TIMEOUT_S}
     assert opened_with == {"cluster": "shop", **within}
     assert StoreSettings().timeout < CALL_TIMEOUT_S
+
+
+async def test_a_command_reaches_replicas_by_the_keys_of_the_environment(monkeypatch):
+    opened_with: dict[str, object] = {}
+
+    def open_memory(url: str, **options: object) -> MemoryStore:
+        opened_with.update(options)
+        return MemoryStore()
+
+    monkeypatch.setattr("shardbus.store.opening.open_store", open_memory)
+    monkeypatch.setenv("SHARDBUS_SECURITY__SECRET", "cluster.secret")
+    await opened("cluster://127.0.0.1:9", "shop")
+    assert opened_with["security"].secret == "cluster.secret"

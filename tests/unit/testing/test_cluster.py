@@ -7,6 +7,7 @@ import logging
 import math
 import subprocess
 import sys
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -646,3 +647,39 @@ async def test_a_fake_lives_where_the_type_lives_that_it_stands_for() -> None:
         client = cluster.client()
         assert await client.ref(Order, "7").add() == 99
         assert await client.ref(Part, "7/x/p").get() == 7
+
+
+@dataclass
+class Hits:
+    n: int = 0
+
+
+async def test_the_states_of_a_type_within_another_expire_too() -> None:
+    own = ShardBus("expiring")
+
+    @own.entity("order", shards=3, state_ttl=5.0, passivate_after=1)
+    class Order(Entity):
+        state: Hits
+
+        @handler
+        async def add(self) -> None:
+            self.state.n += 1
+            await self.save()
+
+    @own.entity("item", within=Order, state_ttl=5.0, passivate_after=1)
+    class Item(Entity):
+        state: Hits
+
+        @handler
+        async def add(self) -> None:
+            self.state.n += 1
+            await self.save()
+
+    async with TestCluster(own, nodes=2) as cluster:
+        client = cluster.client()
+        await client.ref(Order, "7").add()
+        await client.ref(Item, "7/a").add()
+        assert cluster.store.state(Item, "7/a") is not None
+        await cluster.advance(60)
+        assert cluster.store.state(Order, "7") is None
+        assert cluster.store.state(Item, "7/a") is None
