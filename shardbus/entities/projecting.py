@@ -345,6 +345,8 @@ class Projecting:
                 entity.state = value
         if end > place.handled:
             await self._save(entity, end, entity.state)
+            if activation.extras is not None:  # it gets on: no longer pauses between failures
+                activation.extras.own_failures = 0
             self._note_missing(activation, missing)
             self.counts.handled += end - page.first + 1
             self.counts.passed += passed
