@@ -67,7 +67,8 @@ class EventSourced(Entity):
 
     def persist(self, *events: object) -> Coroutine[Any, Any, None]:
         """Store events, and fold them into `self.state`. Returns when the store has them: all of
-        them, in one step. Persisting nothing does nothing.
+        them, in one step, and the reminders that were set or forgotten before. Persisting nothing
+        does nothing.
 
         Raises:
             ConfigError: an event has no fold. SchemaError: one cannot be stored as it is. Nothing

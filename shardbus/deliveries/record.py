@@ -26,7 +26,8 @@ theirs. Requests are compared by `request_mark`. A record of an earlier release 
 fits any request.
 
 **Event-sourced entities** store their record with their snapshots. Each delivery that is done since
-then stands beside its events in the journal (`DoneDelivery`), and a replay adds it to the record.
+then stands beside its events in the journal (`DoneDelivery`), and a replay adds it to the record. A
+firing of a reminder stands there in the same form, and is no part of the record.
 
 **Deliveries of the entity itself** wait in the record until they are confirmed, with the numbers
 that they are sent under. Their producer is named once, so its numbers never return.
@@ -65,6 +66,8 @@ COMPARED_MAX = 16 * 1024
 MARK_BYTES = 8
 RESULT_KEPT_S = 24 * 3600
 """Seconds for which a result is kept."""
+FIRING = 3
+"""The kind of a `DoneDelivery` that is a firing of a reminder; the others are of `NumberKind`."""
 
 
 class ReceiverDecision(Enum):
@@ -112,16 +115,16 @@ class ResultForm:
 
 
 class DoneDelivery(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A delivery that is done, or a keyed ask whose handler has saved, beside the events of its
-    handler. `used`: seconds since 1970."""
+    """A delivery that is done, or a keyed ask or a firing of a reminder whose handler has saved,
+    beside the events of its handler. `used`: seconds since 1970."""
 
     kind: int
-    """DELIVER or KEYED of `NumberKind`."""
+    """DELIVER or KEYED of `NumberKind`, or FIRING."""
     name: ProducerName
-    """The producer's, or the key."""
+    """The producer's, or the key, or the `delivery` of the firing."""
     era: Uid
     seq: Uid
-    """0 for a keyed ask."""
+    """0 for a keyed ask; of a firing: when it began, in milliseconds since 1970."""
     used: Uid
     mark: bytes = b""
     """Of a keyed ask: its request's."""
@@ -169,6 +172,12 @@ def encode_done(number: DeliveryNumber | None, key: str, now: int, mark: bytes =
     return _encode(DoneDelivery(NumberKind.DELIVER, number.producer, number.era, number.seq, now))
 
 
+def encode_firing(delivery: str, at: int) -> bytes:
+    """Return the stored form of a firing of a reminder that ends with an append. `at`: when it
+    began, in milliseconds since 1970."""
+    return _encode(DoneDelivery(FIRING, delivery, 0, at, at // 1000))
+
+
 def decode_done(data: bytes) -> DoneDelivery:
     """Return the delivery that `encode_done` has written.
 
@@ -179,7 +188,7 @@ def decode_done(data: bytes) -> DoneDelivery:
         done = _decode_done(data)
     except UNREADABLE as error:
         raise ValueError(f"the delivery of an event: {error}") from None
-    if done.kind not in (NumberKind.DELIVER, NumberKind.KEYED):
+    if done.kind not in (NumberKind.DELIVER, NumberKind.KEYED, FIRING):
         raise ValueError(f"the delivery of an event has kind {done.kind}")
     return done
 

@@ -54,7 +54,9 @@ from shardbus.deliveries.numbers import (
     result,
 )
 from shardbus.deliveries.record import (
+    FIRING,
     DeliveryRecord,
+    DoneDelivery,
     ReceiverDecision,
     ResultForm,
     decode_done,
@@ -493,17 +495,24 @@ class EntityDeliveries:
         if appending is not None:
             self._stored(activation, record_of(activation), *appending)
 
-    def replayed(self, activation: Activation, deliveries: list[bytes]) -> None:
-        """Add to the record the deliveries that a journal has beside its events.
+    def replayed(self, activation: Activation, deliveries: list[bytes]) -> DoneDelivery | None:
+        """Add to the record the deliveries that a journal has beside its events. Returns the last
+        firing of a reminder among them.
 
         Raises:
             ValueError: one is unreadable.
         """
+        firing = None
         if deliveries:
             record = record_of(activation)
             for data in deliveries:
-                record.replay(decode_done(data))
+                done = decode_done(data)
+                if done.kind == FIRING:
+                    firing = done
+                else:
+                    record.replay(done)
             self._age(activation, record, int(self._wall_clock()))
+        return firing
 
     # ---- moves
 

@@ -22,8 +22,16 @@ next one is tried `snapshot_after` events later. Events are trimmed only behind 
 store has, so snapshot and journal together have the whole state in every moment.
 
 **Deliveries** (`entities.deliveries`) take effect once: the append of a delivery's handler has its
-number, a replay adds it to the record of the snapshot. Reminders that the handler has set before
-are stored before the append: once the number is stored, the delivery is not handled again.
+number, a replay adds it to the record of the snapshot.
+
+**Reminders** (`entities.reminding`) are rows of their own, which no append can write. So `persist`
+has three steps, and returns after the last:
+
+    new and earlier reminders ──stored──> append ──stored──> later, forgotten and fired ones
+
+The first firing that an append of its handler ends has its `delivery` in that append. Between two
+steps a crash leaves a reminder too many, and never one too few; a firing whose events are stored is
+not called again, since a replay ends it. If the last step has no answer, the log is IN_DOUBT.
 
 A projection of the events gets *news* after each append, and may have events of an append in doubt
 from the store. An event is removed only once each projection here has handled it.
@@ -177,9 +185,12 @@ class EventLog:
         while page.entries:
             self.number, done = logs.events.replay(entity, key, page.first, page.entries)
             try:
-                shard.host.deliveries.replayed(activation, done)
+                firing = shard.host.deliveries.replayed(activation, done)
             except ValueError as error:
                 raise logs.missing(key, str(error)) from error
+            reminding = shard.host.runner.reminding
+            if firing is not None and reminding is not None:
+                reminding.replayed(activation, firing.name, firing.seq)
             if page.end >= page.last:
                 break
             page = await logs.journals.read(*place, self.number, PAGE)
@@ -233,13 +244,15 @@ class EventLog:
                 await self.catch_up(entity)
 
     async def _append(self, entity: Any, activation: Activation, entries: list[bytes]) -> None:
-        """Append to the journal, with the delivery at work. Until the store has answered, its end
-        is in doubt."""
+        """Append to the journal, with the delivery or the firing at work, between the writes of
+        reminders. Until the store has answered, its end is in doubt."""
         logs, shard = self._logs, activation.shard
         delivery, appending = shard.host.deliveries.begin_append(activation)
+        reminding = shard.host.runner.reminding
+        if reminding is not None:
+            delivery = await reminding.begin_append(activation, entity.context) or delivery
         if delivery:
             entries[-1] = with_delivery(entries[-1], delivery)
-            await shard.host.saver.save_reminders(entity.context)
         self._state = LogState.IN_DOUBT
         try:
             await logs.journals.append(
@@ -255,8 +268,13 @@ class EventLog:
             if error.definite:
                 self._state = LogState.KNOWN
             raise
-        self._state = LogState.KNOWN
         shard.host.deliveries.end_append(activation, appending)
+        if reminding is not None:
+            try:
+                await reminding.end_append(activation, entity.context)
+            except (StoreUnavailable, StaleActivation) as error:  # the events are stored
+                raise StoreUnavailable(str(error)) from error
+        self._state = LogState.KNOWN
 
     async def _snapshot_due(self, entity: Any) -> None:
         """Save a snapshot, and trim the journal behind it. The events are stored, so the command

@@ -15,6 +15,10 @@ save ends the firing, too. An entity has one such message at a time. If the hand
 that, it is called again after a pause, `ATTEMPTS` times; then the firing is a dead letter. If it
 has returned and the store does not answer, only the write is repeated (`ShardReminders.fired`).
 
+**Events.** An append cannot write reminders. The first one of a firing's handler has the firing's
+`delivery`; a start finds it there, and the record that it loads is the one after that firing.
+`begin_append` stores what the append must not be without, `end_append` the rest (`event_log`).
+
 An entity of such a type starts once the shard's fence is raised, and its record is read if it may
 have one. If a save has no answer, the record is unknown, and is read before it is used.
 
@@ -26,6 +30,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from math import floor
@@ -34,6 +39,7 @@ from typing import Any, Protocol
 import msgspec
 
 from shardbus.config.settings import ShardingSettings
+from shardbus.deliveries.record import encode_firing
 from shardbus.entities.activation import Activation, LifeState, Message, Shard
 from shardbus.entities.entity_type import EntityType, Invoker
 from shardbus.entities.gate import SuspensionGate
@@ -96,6 +102,8 @@ CLAIM_S = 5.0
 SPAN_MAX_S = 3e8
 NEAR_S = 1.5
 """A due moment that is nearer has a timer of its own; a sweep of each second looks for others."""
+FIRING: ContextVar[Entry | None] = ContextVar("shardbus firing", default=None)
+"""The reminder whose handler runs in this task, or has begun it."""
 NO_DATA: Any = type("NoData", (), {"__repr__": lambda self: "no data"})()
 Every = float | str | timedelta
 """Seconds, or a text with a unit as "10m", or a timedelta."""
@@ -104,15 +112,31 @@ Every = float | str | timedelta
 class EntityReminders:
     """The reminders of an entity in memory."""
 
-    __slots__ = ("firing", "record", "stored")
+    __slots__ = ("began", "firing", "kept", "record", "stored")
 
     def __init__(self, record: Record) -> None:
         self.record = record
         """As the next write stores them."""
         self.stored: Record | None = record
         """As they are stored. None: unknown, because a write has no answer."""
+        self.kept = record
+        """As they are after a handler that raises: the stored ones, and a firing has ended whose
+        effect is stored."""
         self.firing: Entry | None = None
         """The reminder whose handler runs."""
+        self.began = 0
+        """When that was called, in milliseconds since 1970."""
+
+    def read(self, stored: Record, kept: Record) -> None:
+        """Take the stored record, which was unknown."""
+        self.stored, self.kept, self.record = stored, kept, kept
+        if self.firing is not None:
+            self.record = kept.after_firing(self.firing.delivery, self.began)
+
+    @property
+    def is_ours(self) -> bool:
+        """True unless a firing is under way that is not this task's: its end stores them."""
+        return self.firing is None or FIRING.get() is self.firing
 
     @property
     def unsaved(self) -> bool:
@@ -162,8 +186,18 @@ class ShardReminders:
         self.schedule = ReminderSchedule()
         self.is_open = True
         """The shard is here, and the store knows no later home."""
-        self.fired: dict[str, str] = {}
-        """By entity: the delivery whose handler has returned, while its end is not stored."""
+        self.fired: dict[str, tuple[str, int]] = {}
+        """By entity: the delivery whose handler has returned, or whose events are stored, and when
+        that handler was called, while the end of the firing is not stored."""
+
+    def settle(self, entity_id: str, record: Record) -> Record:
+        """Return a stored record, after the firing that is not to be repeated. Forgets that firing
+        if the store has its end."""
+        fired = self.fired.get(entity_id)
+        after = record if fired is None else record.after_firing(*fired)
+        if after is record:
+            self.fired.pop(entity_id, None)
+        return after
 
 
 class Reminding:
@@ -367,19 +401,19 @@ class Reminding:
         reminders: EntityReminders | None = None
         try:
             reminders, now = await self._known(activation), self.now()
+            if activation.key in entry.fired:  # an append has the last firing alone
+                await self._end_firing(entry, activation, entity)
             while (due := reminders.record.first_due(now)) is not None and is_left_out(due, now):
                 reminders.record = reminders.record.past(due, now)
                 self.counts.left_out += 1
             if due is not None:
                 reminders.record = reminders.record.past(due, now)
-                if entry.fired.get(activation.key) != due.delivery:
-                    await self._call(activation, entity, reminders, due, attempt)
-                    entry.fired[activation.key] = due.delivery
-            await self._end_firing(entry, activation, entity, reminders)
+                reminders.firing, reminders.began = due, now
+                await self._call(activation, entity, due, attempt)
+            await self._end_firing(entry, activation, entity)
             done = True
         except Rejection:
-            assert reminders is not None
-            await self._end_firing(entry, activation, entity, reminders)
+            await self._end_firing(entry, activation, entity)
             done = True
             raise
         except BaseException as error:
@@ -394,26 +428,18 @@ class Reminding:
                     self._handle(entry, Saved(activation.key, reminders.stored.due))
             self._ends_later(entry, Ended(activation.key, done, raised))
 
-    async def _end_firing(
-        self,
-        entry: ShardReminders,
-        activation: Activation,
-        entity: Any,
-        reminders: EntityReminders,
-    ) -> None:
+    async def _end_firing(self, entry: ShardReminders, activation: Activation, entity: Any) -> None:
         """Store the record after a firing, if the handler has not."""
+        reminders: EntityReminders = activation.more().reminders
+        if reminders.firing is not None:
+            entry.fired[activation.key] = reminders.firing.delivery, reminders.began
+            reminders.kept = reminders.record
+        reminders = await self._known(activation)
         if reminders.unsaved:
             await self._host.saver.save(entity.context, None, alone=True)
         entry.fired.pop(activation.key, None)
 
-    async def _call(
-        self,
-        activation: Activation,
-        entity: Any,
-        reminders: EntityReminders,
-        due: Entry,
-        attempt: int,
-    ) -> None:
+    async def _call(self, activation: Activation, entity: Any, due: Entry, attempt: int) -> None:
         """Call the handler of a due reminder, unless it has failed too often."""
         invoker = self._host.kind.invokers.get(due.handler)
         if attempt > ATTEMPTS:
@@ -428,20 +454,24 @@ class Reminding:
         if invoker is None or due.payload[0] not in invoker.decoders:
             raise ConfigError(f"no handler {due.handler!r} takes reminder {due.name!r}")
         late = self.now() - due.due > LATE_MS
-        reminders.firing = due
-        value = invoker.function(entity, *invoker.decoders[due.payload[0]](due.payload))
-        if invoker.is_async:
-            value = await value
-        elif not invoker.returns_values and is_unfinished(value):
-            await finish(value)
+        token = FIRING.set(due)
+        try:
+            value = invoker.function(entity, *invoker.decoders[due.payload[0]](due.payload))
+            if invoker.is_async:
+                value = await value
+            elif not invoker.returns_values and is_unfinished(value):
+                await finish(value)
+        finally:
+            FIRING.reset(token)
         self.counts.fired += 1
         self.counts.late += late
 
     # ---- records
 
-    async def load(self, activation: Activation, *, fenced: bool) -> None:
+    async def load(self, activation: Activation, *, fenced: bool, again: bool = False) -> None:
         """Read the reminders of an entity that starts, if it may have some. `fenced`: its stored
-        fence is raised already, so that no earlier save is applied any more.
+        fence is raised already, so that no earlier save is applied any more. `again`: the entity
+        runs, and they are unknown.
 
         Raises:
             StoreError: the store does not answer, or another node is the home.
@@ -450,6 +480,7 @@ class Reminding:
         host, shard, key = self._host, activation.shard, activation.key
         entry = await self._claimed(shard)
         if not entry.schedule.may_have(key):
+            entry.fired.pop(key, None)
             if activation.extras is not None:
                 activation.extras.reminders = None
             return
@@ -463,8 +494,12 @@ class Reminding:
             raise StateUnreadable(
                 text, entity_type=host.name, entity_id=key, version=0, field=""
             ) from None
-        if record.entries:
-            activation.more().reminders = EntityReminders(record)
+        kept = entry.settle(key, record)
+        if again and activation.more().reminders is not None:
+            activation.more().reminders.read(record, kept)
+        elif record.entries:
+            reminders = activation.more().reminders = EntityReminders(record)
+            reminders.kept = reminders.record = kept
         elif activation.extras is not None:
             activation.extras.reminders = None
         self._handle(entry, Saved(key, record.due))
@@ -499,7 +534,7 @@ class Reminding:
         extras = activation.more()
         reminders: EntityReminders | None = extras.reminders
         if reminders is not None and reminders.stored is None:
-            await self.load(activation, fenced=False)
+            await self.load(activation, fenced=False, again=True)
             reminders = extras.reminders
         if reminders is None:
             reminders = extras.reminders = EntityReminders(EMPTY)
@@ -533,7 +568,50 @@ class Reminding:
         """Forget the reminders that a handler has set and not saved: it has raised."""
         reminders = None if activation.extras is None else activation.extras.reminders
         if reminders is not None and reminders.stored is not None:
-            reminders.record = reminders.stored
+            reminders.record = reminders.kept
+
+    # ---- events
+
+    def replayed(self, activation: Activation, delivery: str, at: int) -> None:
+        """Note that the journal of an entity has the end of a firing that began at this time."""
+        entry = self._shards.get(activation.shard)
+        if entry is None:
+            return
+        entry.fired[activation.key] = delivery, at
+        reminders = None if activation.extras is None else activation.extras.reminders
+        if reminders is not None and reminders.stored is not None:
+            entry.settle(activation.key, reminders.stored)
+
+    async def begin_append(self, activation: Activation, context: Any) -> bytes:
+        """Store the reminders that events must not be stored without, as a handler persists them.
+        Returns the stored form of the firing that ends with the events, empty for none.
+
+        Raises:
+            StoreError: as `SaveGroup.save`. The events are not to be stored.
+        """
+        if activation.extras is None or activation.extras.reminders is None:
+            return b""
+        reminders = await self._known(activation)
+        if not reminders.is_ours:
+            return b""
+        assert reminders.stored is not None
+        if reminders.record.beside(reminders.stored) is not reminders.stored:
+            await self._host.saver.save(context, None, alone=True, early=True)
+        if reminders.firing is None:
+            return b""
+        return encode_firing(reminders.firing.delivery, reminders.began)
+
+    async def end_append(self, activation: Activation, context: Any) -> None:
+        """Store the reminders as they are, once the events are stored. Raises as
+        `SaveGroup.save`."""
+        reminders = None if activation.extras is None else activation.extras.reminders
+        if reminders is None or not reminders.is_ours:
+            return
+        if reminders.firing is not None:
+            self.replayed(activation, reminders.firing.delivery, reminders.began)
+        reminders.kept = reminders.record
+        if reminders.unsaved:
+            await self._host.saver.save(context, None, alone=True)
 
     # ---- writes
 
@@ -550,14 +628,22 @@ class Reminding:
         )
 
     async def save(
-        self, activation: Activation, data: bytes | None, *, alone: bool, clears: bool
+        self,
+        activation: Activation,
+        data: bytes | None,
+        *,
+        alone: bool,
+        clears: bool,
+        early: bool = False,
     ) -> None:
-        """Write reminders with a state, or `alone`. `clears`: they go. Raises as
-        `SaveGroup.save`."""
+        """Write reminders with a state, or `alone`. `clears`: they go. `early`: those that must be
+        stored before events. Raises as `SaveGroup.save`."""
         host, key, shard = self._host, activation.key, activation.shard
         reminders = await self._known(activation)
         before = reminders.record
         record = EMPTY if clears else before
+        if early and reminders.stored is not None:
+            record = before.beside(reminders.stored)
         write = Reminders(record.due, encoded(record), alone)
         entry = self._shards.get(shard)
         try:
@@ -568,9 +654,11 @@ class Reminding:
                 if entry is not None:
                     self._handle(entry, Doubtful(key, record.due))
             raise
-        reminders.stored = record
-        if reminders.record is before:
+        reminders.stored = reminders.kept = record
+        if reminders.record is before and not early:
             reminders.record = record
+        if entry is not None:
+            entry.settle(key, record)
         if entry is not None and activation.state is not LifeState.GONE:
             self._handle(entry, Saved(key, record.due))
 

@@ -54,10 +54,11 @@ class StateSaver:
         *,
         alone: bool = False,
         clears: bool = False,
+        early: bool = False,
     ) -> None:
         """Write the entity's state under its fence, and the reminders that it has set. Return once
-        the node is confirmed, too. `alone`: only the reminders. `clears`: the reminders end,
-        whatever is stored of the entity.
+        the node is confirmed, too. `alone`: only the reminders. `early`: as far as they belong into
+        the store before events. `clears`: the reminders end, whatever is stored of the entity.
 
         Raises:
             StaleActivation: the object that saves is over. Nothing was written.
@@ -76,7 +77,7 @@ class StateSaver:
         try:
             if reminding is not None and (alone or reminding.writes(activation, clears=clears)):
                 saved: Awaitable[None] = reminding.save(
-                    activation, data, alone=alone, clears=clears
+                    activation, data, alone=alone, clears=clears, early=early
                 )
             else:
                 saved = self._keeper.save(self._name, shard, key, fence, data)
@@ -97,13 +98,6 @@ class StateSaver:
             self.sizes.note(activation, data)
         if self._runner.gate.close_if_due():
             await self._runner.gate.passed()
-
-    async def save_reminders(self, context: Context) -> None:
-        """Write the reminders that the entity has set and not stored, without its state. Raises as
-        `save`."""
-        reminding = self._runner.reminding
-        if reminding is not None and reminding.is_unsaved(context._acting("save")):
-            await self.save(context, None, alone=True)
 
     async def stored(self, context: Context) -> bytes | None:
         """Return the state as the store has it, with its record, once the outcome of each save that

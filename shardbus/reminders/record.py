@@ -124,6 +124,17 @@ class Record(msgspec.Struct, frozen=True):
             raise ConfigError(f"the reminders of an entity have at most {RECORD_MAX} bytes")
         return after
 
+    def beside(self, stored: Record) -> Record:
+        """Return the record to store before the events that this one belongs to: of each name the
+        reminder that is due first, here or in the stored record. So none is lost if the events are
+        stored or not. Returns `stored` itself if nothing is added to it."""
+        entries = dict(stored.entries)
+        for name, entry in self.entries.items():
+            other = entries.get(name)
+            if other is None or entry.due < other.due:
+                entries[name] = entry
+        return stored if entries == stored.entries else Record(entries)
+
     def without(self, names: Iterable[str]) -> Record:
         """Return the record without these reminders."""
         gone = set(names)
@@ -133,6 +144,13 @@ class Record(msgspec.Struct, frozen=True):
         """Return the reminder that is due first, None if none is by now."""
         entries = (entry for entry in self.entries.values() if entry.due <= now)
         return min(entries, key=lambda entry: (entry.due, entry.name), default=None)
+
+    def after_firing(self, delivery: str, at: int) -> Record:
+        """Return the record after a firing that began at this time; itself if none of its moments
+        has this `delivery`."""
+        fired = (entry for entry in self.entries.values() if entry.delivery == delivery)
+        entry = next(fired, None)
+        return self if entry is None else self.past(entry, at)
 
     def past(self, entry: Entry, now: int) -> Record:
         """Return the record after the moment of this entry has fired, or was left out."""

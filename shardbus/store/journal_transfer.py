@@ -9,7 +9,7 @@ is above 1 if the journal is trimmed. A line per entry follows: an event with it
 (`wire.plain_json`), or `raw`, its bytes in base64, where that would lose something, and for all
 entries that are no events. An event that made a delivery done has its number in `delivery`:
 [producer, era, seq, seconds since 1970], or [key, seconds, mark of the request] of an ask with a
-key.
+key. One that ended a firing of a reminder has [its delivery, milliseconds since 1970].
 
 **An import** keeps the numbers, because projections and outboxes go by them: before the first entry
 of a trimmed journal it appends fillers, and trims them. It may be repeated: a journal that is there
@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from shardbus.deliveries.numbers import DeliveryNumber, NumberKind
-from shardbus.deliveries.record import decode_done, encode_done
+from shardbus.deliveries.record import FIRING, decode_done, encode_done, encode_firing
 from shardbus.errors import ConfigError, Refused, StaleFence, StoreError
 from shardbus.ids import check_id
 from shardbus.store.journal_protocol import Append, JournalPage, JournalStore
@@ -200,6 +200,8 @@ def _entry_of(row: dict[str, Any]) -> bytes:
 
 def _shown_delivery(data: bytes) -> list[str | int]:
     done = decode_done(data)
+    if done.kind == FIRING:
+        return [done.name, done.seq]
     if done.kind == NumberKind.KEYED:
         return [done.name, done.used, done.mark.hex()]
     return [done.name, done.era, done.seq, done.used]
@@ -208,7 +210,9 @@ def _shown_delivery(data: bytes) -> list[str | int]:
 def _delivery_of(shown: list[Any]) -> bytes:
     """Return the stored form of a delivery of a line. Raises ValueError, TypeError."""
     name, *numbers = shown
-    if len(numbers) == 2:
+    if len(numbers) == 1:
+        data = encode_firing(name, numbers[0])
+    elif len(numbers) == 2:
         used, mark = numbers
         data = encode_done(None, name, used, bytes.fromhex(mark))
     else:

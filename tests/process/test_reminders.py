@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 
 import pytest
 
 from tests.process.nodes import Processes
+from tests.process.reminding_app import Chime
 from tests.waiting import until
 
 APP = "tests.process.reminding_app:bus"
@@ -76,3 +78,29 @@ async def test_they_fire_once_on_another_node_and_after_a_restart_of_all(lab: Pr
     assert 'shardbus_reminders_fired_total{entity_type="alarm"}' in metrics
     for node in lab.live:
         assert await node.accounts()
+
+
+async def test_each_firing_has_its_event_once_though_nodes_are_killed(lab: Processes) -> None:
+    """The journal has the firing beside the event, and no firing is lost or called again."""
+    nodes = await lab.cluster(3, app=APP, settings=SETTINGS)
+    chimes = [f"c{n}" for n in range(40)]
+    async with lab.client() as client:
+        await asyncio.gather(*(client.call("chime", chime, "begin") for chime in chimes))
+
+        async def numbers() -> list[list[int]]:
+            calls = [client.call("chime", chime, "numbers") for chime in chimes]
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            return [answer if isinstance(answer, list) else [] for answer in answers]
+
+        async def is_past(least: int) -> bool:
+            return max(map(len, await numbers())) > least
+
+        for node, least in ((nodes[1], 2), (nodes[2], 4)):
+            await until(partial(is_past, least), "some chimes to ring")
+            node.kill()
+        times = list(range(Chime.TIMES + 1))
+
+        async def all_have_rung() -> bool:
+            return await numbers() == [times] * len(chimes)
+
+        await until(all_have_rung, "each chime to ring each time, once")

@@ -11,6 +11,7 @@ import pytest
 from shardbus.entities.deliveries import EntityDeliveries
 from shardbus.entities.event_log import EventLog
 from shardbus.entities.projecting import Projecting
+from shardbus.entities.reminding import Reminding
 from shardbus.simulation.nodes.options import draw_node_options
 from shardbus.simulation.nodes.run import NodeRun
 from shardbus.store.journals import Journals
@@ -158,6 +159,20 @@ def snapshots_with_the_next_number(patch: Patch) -> None:
     patch.setattr(EventLog, "_save", ahead)
 
 
+async def nothing(self: Reminding, activation: Any, context: Any) -> bytes:
+    return b""
+
+
+def ends_firings_once_their_handlers_have_returned(patch: Patch) -> None:
+    patch.setattr(Reminding, "end_append", nothing)
+    patch.setattr(Reminding, "replayed", lambda *_: None)
+
+
+def stores_reminders_once_their_handlers_have_returned(patch: Patch) -> None:
+    patch.setattr(Reminding, "begin_append", nothing)
+    patch.setattr(Reminding, "end_append", nothing)
+
+
 FAULTS: tuple[tuple[Callable[[Patch], None], str, str, int], ...] = (
     (replays_all_but_the_last, "E1", "", 0),
     (snapshots_with_the_next_number, "E1", "", 0),
@@ -168,6 +183,8 @@ FAULTS: tuple[tuple[Callable[[Patch], None], str, str, int], ...] = (
     (stores_the_state_without_the_number, "E4", "", 0),
     (stores_the_number_before_the_state, "I11", "", 2),
     (removes_events_that_the_projection_lacks, "I11", "", 4),
+    (ends_firings_once_their_handlers_have_returned, "E7", "", 4),
+    (stores_reminders_once_their_handlers_have_returned, "I11", "", 6),
 )
 """The fault, the rule that finds it, the mood of the store, and a seed that finds it."""
 

@@ -2,8 +2,9 @@
 
 Senders deliver bookings to ledgers, and ask for others. A ledger persists an event for each. Some
 appends have two events, some handlers fail before they persist and after, some catch an append in
-doubt and go on, some save a snapshot. A projection lists the bookings of each ledger, and delivers
-each to a tally. Its handlers fail, too.
+doubt and go on, some save a snapshot. Some bookings plan a call by a reminder, or drop a planned
+one; the call persists an event. A projection lists the bookings of each ledger, and delivers each
+to a tally. Its handlers fail, too.
 
 The checker has the whole history of each journal: the simulated store reports each append.
 
@@ -15,8 +16,10 @@ The checker has the whole history of each journal: the simulated store reports e
          history, and the tally has each booking
     E5   a snapshot is the fold of the history up to its number. At rest, so is each state in memory
     E6   at rest, no delivery of a living process is pending
+    E7   of each reminder, one firing is in the history at most. At rest, each planned call that is
+         not dropped has one
 
-After a store has lost acknowledged data, E1 to E5 do not hold.
+After a store has lost acknowledged data, E1 to E5 and E7 do not hold.
 
 Source: docs/how-to/event-sourcing.md; docs/simulation.md.
 """
@@ -53,6 +56,9 @@ ASKS, TOUCHES = 0.3, 0.1
 MARKS, SNAPSHOTS, CATCHES = 0.2, 0.05, 0.5
 """The parts of handlings that persist a second event, that save a snapshot, and of appends in doubt
 that are caught."""
+PLANS, DROPS = 0.3, 0.3
+"""The parts of bookings that plan a call, and that drop a planned one."""
+CALLED_AFTER_S, PLANNED_MAX = (0.05, 8.0), 20
 SNAPSHOT_AFTER, KEPT = (3, 8, 100), (0, 0, 2)
 """Events between two snapshots, and events that are kept behind one; 0: all."""
 
@@ -70,12 +76,35 @@ class Marked:
     """An event that the projection passes over."""
 
 
+@dataclass(frozen=True)
+class CallPlanned:
+    """A reminder was set."""
+
+    mark: str
+
+
+@dataclass(frozen=True)
+class CallDropped:
+    """A reminder was forgotten."""
+
+    mark: str
+
+
+@dataclass(frozen=True)
+class CallMade:
+    """A reminder has fired."""
+
+    mark: str
+
+
 @dataclass
 class Book:
-    """The bookings of a ledger in their order, and the last number of each sender."""
+    """The bookings of a ledger in their order, and the last number of each sender. `planned`: calls
+    that are not dropped."""
 
     rows: list[str] = field(default_factory=list)
     last: dict[str, int] = field(default_factory=dict)
+    planned: dict[str, bool] = field(default_factory=dict)
 
 
 @dataclass
@@ -102,6 +131,9 @@ class StoredHistory:
         self.last: dict[str, int] = {}
         """By sender, the number of the last booking."""
         self.booked: dict[str, None] = {}
+        self.planned: dict[str, None] = {}
+        """CallPlanned calls that are neither dropped nor made."""
+        self.called: dict[str, None] = {}
 
     def bookings(self, upto: int | None = None) -> list[str]:
         """Return the bookings of all events, or of those up to a number."""
@@ -123,7 +155,8 @@ class EventChecker:
         """By ledger."""
         self.open: dict[tuple[str, int], SimProcess] = {}
         """Deliveries without an end, with their process."""
-        self.senders = self.replays = self.answered = 0
+        self.plans = Random(f"plans of {dice.random()}")
+        self.senders = self.replays = self.answered = self.called = 0
         world.store.on_appended = self.on_appended
 
     @property
@@ -146,8 +179,22 @@ class EventChecker:
                 self._check_number(name, history, sender, seq)
                 history.last[sender] = seq
                 history.booked[row] = None
+            elif stored.name != Marked.__name__:
+                self._on_reminder(name, history, stored.name, stored.value["mark"])
             history.rows.append(row)
             history.fences.append(fence)
+
+    def _on_reminder(self, name: str, history: StoredHistory, event_name: str, mark: str) -> None:
+        """Note the event of a reminder (E7)."""
+        if event_name == CallPlanned.__name__:
+            history.planned[mark] = None
+            return
+        history.planned.pop(mark, None)
+        if event_name == CallMade.__name__:
+            if mark in history.called:
+                raise self._broken("E7", f"{name} has the call {mark} twice")
+            history.called[mark] = None
+            self.called += 1
 
     def _check_number(self, name: str, history: StoredHistory, sender: str, seq: int) -> None:
         if row_of(sender, seq) in history.booked:
@@ -195,6 +242,19 @@ class EventChecker:
         events: list[object] = [Booked(sender, seq), Marked()]
         return events if self.dice.random() < 0.5 else events[::-1]
 
+    async def plan(self, context: Context, sender: str, seq: int) -> list[object]:
+        """Set or forget a reminder in some bookings. Returns the events of that."""
+        drawn, planned = self.plans.random(), context.reminders()
+        if drawn < PLANS and len(planned) < PLANNED_MAX:
+            mark, after = row_of(sender, seq), self.plans.uniform(*CALLED_AFTER_S)
+            await context.remind(mark, handler="call", after=after, data=mark)
+            return [CallPlanned(mark)]
+        if drawn > 1.0 - DROPS and planned:
+            name = self.plans.choice(planned).name
+            await context.forget(name)
+            return [CallDropped(name)]
+        return []
+
     def fail_sometimes(self) -> None:
         """Raise a planned failure."""
         if self.dice.random() < FAILS:
@@ -213,6 +273,8 @@ class EventChecker:
         tallied = self._stored(types, TALLY, ALL)[1] or Tallied()
         for name, history in self.histories.items():
             rows, last = history.bookings(), len(history.rows)
+            if history.planned:
+                return f"{name} has not called {next(iter(history.planned))}"
             number, part = self._stored(types, LISTED, f"{name}/{LISTED}")
             if number != last or part is None or part.rows != rows:
                 return f"the part of {name} has handled {number} events of {last}"
@@ -255,7 +317,9 @@ def declare_ledgers(
 ) -> dict[str, type]:
     """Declare the types. Returns their classes, by name."""
 
-    class BookedLedger(EventSourced):
+    calling: Any = _calling(checker)
+
+    class BookedLedger(calling):  # type: ignore[misc]
         state: Book
 
         async def on_start(self) -> None:
@@ -275,7 +339,8 @@ def declare_ledgers(
             check = checker()
             check.on_handled(self.context, self.state, sender, seq)
             check.fail_sometimes()
-            await self.persist(*check.events(sender, seq))
+            planned = await check.plan(self.context, sender, seq)
+            await self.persist(*check.events(sender, seq), *planned)
             check.fail_sometimes()
 
         @handler
@@ -286,8 +351,9 @@ def declare_ledgers(
         async def book(self, sender: str, seq: int) -> bool:
             check = checker()
             check.fail_sometimes()
+            planned = await check.plan(self.context, sender, seq)
             try:
-                await self.persist(*check.events(sender, seq))
+                await self.persist(*check.events(sender, seq), *planned)
             except StoreUnavailable:
                 if check.dice.random() >= CATCHES:
                     raise
@@ -302,10 +368,41 @@ def declare_ledgers(
         LEDGER,
         snapshot_after=dice.choice(SNAPSHOT_AFTER),
         events_kept=dice.choice(KEPT),
+        reminders=True,
         **options,
     )(BookedLedger)
     parts = _declare_projection(bus, checker, options, BookedLedger)
     return {LEDGER: BookedLedger, **parts}
+
+
+def _calling(checker: Callable[[], EventChecker]) -> type:
+    """Return a class with the events and the handler of planned calls."""
+
+    class Calling(EventSourced):
+        state: Book
+
+        @event
+        def planned(self, event: CallPlanned) -> None:
+            self.state.planned[event.mark] = True
+
+        @event
+        def dropped(self, event: CallDropped) -> None:
+            self.state.planned.pop(event.mark, None)
+
+        @event
+        def called(self, event: CallMade) -> None:
+            """Change nothing: a second call would show."""
+
+        @handler
+        async def call(self, mark: str) -> None:
+            check = checker()
+            if mark not in self.state.planned:
+                return  # the step before or behind the events of its plan is missing
+            check.fail_sometimes()
+            await self.persist(CallMade(mark))
+            check.fail_sometimes()
+
+    return Calling
 
 
 def _declare_projection(

@@ -25,10 +25,11 @@ from shardbus import (
     handler,
 )
 from shardbus.deliveries.record import DeliveryRecord, encode_done
+from shardbus.entities.reminding import Reminding
 from shardbus.simulation.nodes.stores import StoreServer
 from shardbus.store.journals import Journals
 from shardbus.testing import EntityProbe, TestCluster
-from shardbus.wire.stored_events import with_delivery
+from shardbus.wire.stored_events import stored_event, with_delivery
 from shardbus.wire.stored_state import split_numbered, split_record
 
 bus = ShardBus("bank")
@@ -366,6 +367,9 @@ async def test_an_unreadable_number_of_a_delivery_keeps_the_entity_from_starting
             await probe.ask("balance")
 
 
+CALLED: list[datetime] = []
+
+
 @bus.entity(name="invoice", shards=10)
 class Invoice(EventSourced):
     """Reminds itself of a payment before it persists."""
@@ -378,12 +382,35 @@ class Invoice(EventSourced):
 
     @handler
     async def send(self, amount: int) -> None:
-        await self.context.remind("due", handler="expire", after="1h")
+        await self.context.remind("due", handler="expire", after="2m")
         await self.persist(Deposited(amount))
 
     @handler
-    def expire(self) -> None:
-        """Do nothing."""
+    async def settle(self, amount: int, fails: str = "") -> None:
+        await self.context.forget("due")
+        await self.persist(Deposited(amount))
+        if fails:
+            raise Rejection(fails)
+
+    @handler
+    async def dun(self, amount: int) -> None:
+        await self.context.remind("due", handler="expire", after="20s", every="2m")
+        await self.persist(Deposited(amount))
+
+    @handler
+    async def expire(self) -> None:
+        CALLED.append(self.context.now())
+        reminder = self.context.reminder
+        assert reminder is not None
+        await self.persist(Deposited(1000), Deposited(reminder.number))
+        assert reminder == self.context.reminder
+        if self.state.amount > 5000:
+            await self.context.forget("due")
+            raise Rejection("enough")
+
+    @handler
+    async def snapshot(self) -> None:
+        await self.save()
 
     @handler
     def due(self) -> list[str]:
@@ -402,6 +429,94 @@ async def test_a_reminder_that_a_delivery_sets_is_stored_before_its_number(
         assert kills.killed == 1
         assert await invoice.due() == ["due"]
         assert journal(cluster.store, "a", "invoice").last == 1
+
+
+@pytest.mark.parametrize("last", ["settle", "send"])
+async def test_a_reminder_is_forgotten_or_put_off_behind_the_events_only(
+    last: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash before they are stored would lose it. Behind them it stays, and finds the state."""
+    kills = KillsAtAppends(monkeypatch, Invoice, 2)
+    async with TestCluster(bus, nodes=3) as cluster:
+        kills.cluster = cluster
+        invoice = cluster.client().ref(Invoice, "a")
+        await invoice.dun(7)
+        with pytest.raises(NodeLost):
+            await getattr(invoice, last)(8)
+        assert kills.killed == 1
+        assert await invoice.due() == ["due"]
+        CALLED.clear()
+        await cluster.advance(40)
+        assert len(CALLED) == 1
+        await getattr(invoice, last)(9)
+        await cluster.advance(100)
+        assert len(CALLED) == 1
+
+
+async def test_what_a_rejecting_handler_has_forgotten_before_its_events_stays_forgotten() -> None:
+    async with EntityProbe(Invoice, "a") as probe:
+        await probe.ask("dun", 7)
+        with pytest.raises(Rejection):
+            await probe.ask("settle", 8, "enough")
+        assert await probe.ask("due") == []
+        await probe.crash()
+        assert await probe.ask("due") == []
+
+
+async def test_a_firing_whose_events_are_stored_is_not_called_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The journal has its delivery beside the events, and the next moment is as it was."""
+    kills = KillsAtAppends(monkeypatch, Invoice, 3)
+    async with TestCluster(bus, nodes=2) as cluster:
+        kills.cluster = cluster
+        await cluster.client().ref(Invoice, "a").dun(7)
+        await cluster.advance(145)
+        assert kills.killed == 1
+        assert await cluster.client().ref(Invoice, "a").due() == ["due"]
+        events = journal(cluster.store, "a", "invoice").entries
+        assert [stored_event(entry).value["amount"] for entry in events] == [7, 1000, 1, 1000, 2]
+        assert [entry[:1] == b"\x94" for entry in events] == [False, False, True, False, True]
+
+
+async def no_answer(self: Reminding, *_: Any) -> None:
+    raise StoreUnavailable("the disk is away")
+
+
+async def test_moments_that_pass_between_the_events_and_the_end_of_a_firing_are_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One firing makes up for them."""
+    async with EntityProbe(Invoice, "a") as probe:
+        await probe.ask("dun", 7)
+        with monkeypatch.context() as patch:
+            patch.setattr(Reminding, "end_append", no_answer)
+            await probe.advance(20.1)
+        assert journal(probe.store, "a", "invoice").last == 3
+        probe.store.stop()
+        await probe.advance(130)
+        assert journal(probe.store, "a", "invoice").last == 3
+        probe.store.start()
+        await probe.advance(10)
+        assert journal(probe.store, "a", "invoice").last == 5
+
+
+async def test_a_snapshot_behind_the_events_of_a_firing_has_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A replay begins behind the events then, and finds no delivery."""
+    async with EntityProbe(Invoice, "a") as probe:
+        await probe.ask("dun", 7)
+        with monkeypatch.context() as patch:
+            patch.setattr(Reminding, "end_append", no_answer)
+            await probe.advance(20.1)
+            await probe.ask("snapshot")
+        assert journal(probe.store, "a", "invoice").last == 3
+        await probe.crash()
+        await probe.advance(20)
+        assert journal(probe.store, "a", "invoice").last == 3
+        await probe.advance(120)
+        assert journal(probe.store, "a", "invoice").last == 5
 
 
 async def test_a_snapshot_on_demand() -> None:
