@@ -319,7 +319,7 @@ class ShardingSettings:
         5.0, "for which senders wait for a full mailbox; then tells are dropped", off=True
     )
     durable_mailbox_messages: int = count(
-        1000, "stored messages that may wait in one durable mailbox; then more are refused"
+        1000, "stored messages that may wait in one durable mailbox; then senders wait"
     )
     durable_mailbox_bytes: int = size(4 * 2**20, "the same limit in bytes")
     buffer_size: int = count(

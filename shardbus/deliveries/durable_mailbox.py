@@ -39,8 +39,10 @@ next home, the others are in the journal. An append under way is waited for, and
 are trimmed first, so that the next home reads only the rest.
 
 **Bounds.** `messages` and `size` for those that are stored or about to be, the handled ones before
-their trim included: so a row of `record` is used by at most `messages` later deliveries before its
-own is trimmed, and is not forgotten before that.
+their trim included. A delivery beyond them is refused, and its producer sends it again: so a row of
+`record` is used by at most `messages` later deliveries before its own is trimmed, and is not
+forgotten before that. A tell beyond them is taken if its sender holds back the next ones
+(`entities.mailboxes`): all tells of a home have one row.
 
 Source: docs/how-to/deliver.md; S3.77.
 """
@@ -318,6 +320,20 @@ class DurableMailbox:
         limits = self.limits
         unhandled = self.waiting + max(self.handled - self.trimmed, 0)
         return unhandled < limits.messages and self.size + size <= max(limits.size, size)
+
+    @property
+    def has_much_room(self) -> bool:
+        """True if a quarter of the room is free."""
+        limits = self.limits
+        unhandled = self.waiting + max(self.handled - self.trimmed, 0)
+        return 4 * unhandled <= 3 * limits.messages and 4 * self.size <= 3 * limits.size
+
+    @property
+    def in_front(self) -> Mail | None:
+        """Return the message that the next ones wait for; None if there is none."""
+        if self.in_hand is not None:
+            return self.in_hand
+        return next((mails[0] for mails in (self.queue, self._group, self.arrived) if mails), None)
 
     def arrives(self, mail: Mail) -> list[Effect]:
         """Take a message."""

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from math import floor
 from typing import Any, Protocol
@@ -224,6 +224,40 @@ class EntityMailbox:
         return f"{self.hosted.shard}/{self.key}"
 
 
+class MailboxRoom:
+    """The memory that all durable mailboxes of a type on a node take, and their room."""
+
+    def __init__(
+        self, boxes: Mapping[str, EntityMailbox], size_max: int, counts: MailboxCounts
+    ) -> None:
+        self._boxes, self._size_max, self._counts = boxes, size_max, counts
+        self.size = 0
+        """Bytes of the messages in memory."""
+
+    def fits(self, size: int, parts: int = 1) -> bool:
+        """True if there is memory for so many bytes more, within this multiple of the bound."""
+        return self.size + size <= parts * self._size_max
+
+    def takes(self, box: EntityMailbox, size: int) -> bool:
+        """True if a message of this size may be taken."""
+        return self.fits(size) and box.machine.has_room(size)
+
+    def has_much_room(self, activation: Activation) -> bool:
+        """True if a quarter of the room is free, of the entity and of the type."""
+        box = self._boxes.get(activation.key)
+        if box is None or box.closed:
+            return True
+        return 4 * self.size <= 3 * self._size_max and box.machine.has_much_room
+
+    def progress_of(self, activation: Activation) -> object:
+        """Return a value that is another one once a message has left: of the entity, or of the type
+        if that has no room."""
+        box = self._boxes.get(activation.key)
+        if box is None or 4 * self.size > 3 * self._size_max:
+            return self._counts.handled
+        return box.machine.in_front
+
+
 class DurableMailboxes:
     """The durable mailboxes of one type on one node. `shard_of` finds the shard of an entity."""
 
@@ -257,12 +291,11 @@ class DurableMailboxes:
             skips_poison=delivery.on_poison == "skip",
             trims_soon=host.kind.states is None,
         )
-        self._size_max = settings.mailbox_bytes
-        self.size = 0
-        """Bytes of the messages in memory."""
         self.counts = MailboxCounts()
         self._numbers = MailNumbers(f"{host.node_name}/{crc32(host.name.encode()):x}.m")
         self._boxes: dict[str, EntityMailbox] = {}
+        self.room = MailboxRoom(self._boxes, settings.mailbox_bytes, self.counts)
+        host.runner.mailbox_limits.stored = self.room
         self._recovering: deque[tuple[Shard, str]] = deque()
         self._opening = 0
         self._trims = asyncio.Semaphore(AT_ONCE)
@@ -334,9 +367,11 @@ class DurableMailboxes:
         data = write_mail(stored)
         if asked and not self._accepts(box, number, message, len(data)):
             return
-        if not asked and not self._has_room(box, len(data)):
-            self._host.counts.lose("mailbox_full", activation.key, *message[:4])
-            return
+        if not asked and not self.room.takes(box, len(data)):
+            fits = self.room.fits(len(data), parts=2)
+            if not self._host.runner.mailbox_limits.exceeds_stored(activation, fits=fits):
+                self._host.counts.lose("mailbox_full", activation.key, *message[:4])
+                return
         self._act(box, box.machine.arrives(Mail([message], stored, asked, data)))
 
     def _accepts(
@@ -345,8 +380,8 @@ class DurableMailboxes:
         """Return True if a delivery is to be stored; else answer it, now or with its copy."""
         machine, session = box.machine, message.session
         assert session is not None
-        full = self.size + size > self._size_max
-        accepted = Acceptance.FULL if full else machine.accept(number, message, size)
+        fits = self.room.fits(size)
+        accepted = machine.accept(number, message, size) if fits else Acceptance.FULL
         if accepted is Acceptance.TAKEN:
             return True
         if accepted is Acceptance.WAITS:
@@ -364,9 +399,6 @@ class DurableMailboxes:
         session.outbox.reply(message.corr, answer)
         return False
 
-    def _has_room(self, box: EntityMailbox, size: int) -> bool:
-        return self.size + size <= self._size_max and box.machine.has_room(size)
-
     def _box_of(self, hosted: Shard, key: str, *, makes: bool) -> EntityMailbox | None:
         box = self._boxes.get(key)
         if box is not None and box.hosted is not hosted:
@@ -383,7 +415,7 @@ class DurableMailboxes:
     def _act(self, box: EntityMailbox, effects: list[Effect]) -> None:
         """Carry out effects of a mailbox. One that is closed only answers."""
         if not box.closed:
-            self.size += box.machine.size - box.counted
+            self.room.size += box.machine.size - box.counted
             box.counted = box.machine.size
         for effect in effects:
             match effect:
@@ -654,7 +686,7 @@ class DurableMailboxes:
         self._recover_some()
 
     def _recover_some(self) -> None:
-        while self._recovering and self._opening < AT_ONCE and self.size < self._size_max:
+        while self._recovering and self._opening < AT_ONCE and self.room.fits(1):
             hosted, key = self._recovering.popleft()
             if self._host.shards.get(hosted.shard) is not hosted or hosted.stopping is not None:
                 continue
@@ -729,7 +761,7 @@ class DurableMailboxes:
         box.closed = True
         self._arm(box)
         self._boxes.pop(box.key, None)
-        self.size -= box.counted
+        self.room.size -= box.counted
         left = box.machine.leave()
         if left:
             self._host.leave(box.hosted, box.key, left, None)

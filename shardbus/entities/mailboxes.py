@@ -30,6 +30,10 @@ mailbox, directly or through others, end so as well: the price is one of their m
 cluster. While the node is suspended no entity stands still: its messages wait for the node. Only
 messages of entities wait behind a paused session (`transport.inbox`).
 
+**Durable mailboxes** (`entities.durable_mailboxes`) have bounds of their own, and store what
+arrives in front of the entity. Tells that find one full slow their sender down by the same holds.
+Such an entity stands still if the first message in its mailbox stays the same.
+
 A message that leaves a mailbox notifies nothing, since that would cost something for each. Instead
 a timer checks the mailboxes every 1 to 50 ms while a session waits. Bytes are estimated as messages
 are queued. When the estimate reaches three quarters of the bound, the mailboxes are measured, by
@@ -44,6 +48,7 @@ import asyncio
 from collections import deque
 from heapq import nlargest
 from operator import itemgetter
+from typing import Protocol
 
 import msgspec
 
@@ -72,8 +77,27 @@ class BlockedSender(msgspec.Struct):
 class MailboxProgress(msgspec.Struct):
     """The first message of a mailbox at the last check, and for how long it has been first."""
 
-    first: Message | None = None
+    first: object = None
     seconds: float = 0.0
+
+
+class Standstill(msgspec.Struct):
+    """The most room that all mailboxes together had since they are full, and for how long."""
+
+    room: int = 0
+    seconds: float = 0.0
+
+
+class StoredRoom(Protocol):
+    """The room of the durable mailboxes of a type."""
+
+    def has_much_room(self, activation: Activation) -> bool:
+        """True if a quarter of an entity's room is free."""
+        ...
+
+    def progress_of(self, activation: Activation) -> object:
+        """Return a value that is another one once a message has left."""
+        ...
 
 
 def size_of(mailbox: deque[Message]) -> int:
@@ -106,6 +130,8 @@ class MailboxLimits:
         `tight`, the bytes left when they were measured, without those queued since."""
         self.pauses = 0
         """How often a session had to wait."""
+        self.stored: StoredRoom | None = None
+        """The durable mailboxes of the type; None if it has none."""
         self._patience = settings.mailbox_patience
         self._loop = loop
         self._activations: dict[Activation, None] = {}
@@ -123,8 +149,7 @@ class MailboxLimits:
         """All mailboxes together are full."""
         self._over_stuck = False
         """They are full and stand still: tells are dropped."""
-        self._most_room = 0
-        self._still_s = 0.0
+        self._over_since = Standstill()
         self._timer: asyncio.TimerHandle | None = None
         self._interval_s = CHECK_MIN_S
         self._checked_at = 0.0
@@ -221,6 +246,16 @@ class MailboxLimits:
         self.met = True
         return True
 
+    def exceeds_stored(self, activation: Activation, *, fits: bool) -> bool:
+        """Return True if a tell is stored though its durable mailbox is full: its sender holds back
+        the next ones, or cannot. `fits`: there is memory for it."""
+        if not fits or activation in self._stuck or not (self.soft or self.owed):
+            return False
+        if self.soft:
+            self._full[activation] = None
+            self.met = True
+        return True
+
     @property
     def _is_over(self) -> bool:
         return self.room <= -self._spare
@@ -233,7 +268,7 @@ class MailboxLimits:
         """Measure the mailboxes, and check them from now on if there is little room."""
         self._count()
         if self._is_over:
-            self._over, self._most_room, self._still_s = True, self.room, 0.0
+            self._over, self._over_since = True, Standstill(self.room)
         if self._tight:
             self._check_later()
 
@@ -303,6 +338,8 @@ class MailboxLimits:
         return session, done if apart else [], resumes
 
     def _has_room(self, activation: Activation) -> bool:
+        if self.stored is not None and not self.stored.has_much_room(activation):
+            return False
         mailbox = activation.mailbox
         if not mailbox:
             return True
@@ -313,10 +350,13 @@ class MailboxLimits:
     def _is_done(self, activation: Activation, passed: float) -> bool:
         """True if no session needs to wait for a mailbox: it has room, or its entity is stuck."""
         mailbox, progress = activation.mailbox, self._progress[activation]
-        if not mailbox or self._has_room(activation):
+        if self._has_room(activation):
             return True
-        if mailbox[0] is not progress.first:
-            progress.first, progress.seconds = mailbox[0], 0.0
+        first: object = mailbox[0] if mailbox else None
+        if self.stored is not None:
+            first = self.stored.progress_of(activation)
+        if first is not progress.first:
+            progress.first, progress.seconds = first, 0.0
             return False
         progress.seconds += passed
         if progress.seconds < self._patience:
@@ -330,11 +370,11 @@ class MailboxLimits:
             return
         if not self._tight:
             self._over = self._over_stuck = False
-        elif self.room > self._most_room:
-            self._most_room, self._still_s = self.room, 0.0
+        elif self.room > self._over_since.room:
+            self._over_since = Standstill(self.room)
         else:
-            self._still_s += passed
-            self._over_stuck = self._over_stuck or self._still_s >= self._patience
+            self._over_since.seconds += passed
+            self._over_stuck = self._over_stuck or self._over_since.seconds >= self._patience
 
     def _count(self) -> None:
         """Measure the contents of all mailboxes."""

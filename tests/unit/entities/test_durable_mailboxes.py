@@ -4,7 +4,7 @@ or moves; in whole nodes in one process, in virtual time."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -77,6 +77,11 @@ class Stored(Entity):
             raise ValueError(f"{number} fails")
         self.state.numbers.append(number)
         await self.save()
+
+    @handler
+    async def slow(self, number: int) -> None:
+        await asyncio.sleep(0.6)
+        self.state.numbers.append(number)
 
     @handler
     def put(self, number: int) -> None:
@@ -281,14 +286,75 @@ async def test_a_full_mailbox_refuses_and_its_producer_sends_again() -> None:
         under_way = [asyncio.ensure_future(ref.add.deliver(n)) for n in range(10)]
         await cluster.advance(1)
         assert sum(one.done() for one in under_way) == 4
-        for number in range(10, 14):
-            await ref.add.tell(number)
-        await cluster.advance(0.1)
         host = cluster.nodes[0]._process.node.regions["stored"].host
         assert host.counts.dropped["mailbox_full"] >= 4
         held.clear()
         await asyncio.gather(*under_way)
         assert await ref.get() == list(range(10))
+
+
+async def tell_many(cluster: TestCluster, numbers: Iterable[int]) -> list[asyncio.Future[None]]:
+    """Tell an entity these numbers, one after the other, and do not wait for room."""
+    ref, tells = cluster.client().ref(Stored, "a"), []
+    for number in numbers:
+        tells.append(asyncio.ensure_future(ref.add.tell(number)))
+        await cluster.advance(0.01)
+    return tells
+
+
+@pytest.mark.parametrize(
+    "bounds", [{"durable_mailbox_messages": 4}, {"durable_mailbox_bytes": 500}, {}]
+)
+async def test_tells_to_a_full_mailbox_wait_at_their_sender(bounds: dict[str, int]) -> None:
+    """Whichever bound is met: of the entity, or of all mailboxes of the type."""
+    settings = {f"sharding.{name}": value for name, value in bounds.items()}
+    settings |= {} if bounds else {"sharding.mailbox_bytes": 3000}
+    async with TestCluster(bus, nodes=1, settings=settings) as cluster:
+        host = cluster.nodes[0]._process.node.regions["stored"].host
+        boxes, limits = host.deliveries.mailboxes, host.runner.mailbox_limits
+        assert boxes is not None
+        held.add(0)
+        tells = await tell_many(cluster, range(100))
+        assert not tells[-1].done()
+        assert len(boxes._boxes["a"].machine.mails()) < 60
+        held.clear()
+        await asyncio.gather(*tells)
+        assert await cluster.client().ref(Stored, "a").get() == list(range(100))
+        assert "mailbox_full" not in host.counts.dropped
+        assert limits.pauses > 0
+        assert not limits.paused
+
+
+async def test_senders_wait_for_a_slow_entity_longer_than_for_one_that_stands_still() -> None:
+    settings = {"sharding.durable_mailbox_messages": 4, "sharding.mailbox_patience": 2}
+    async with TestCluster(bus, nodes=1, settings=settings) as cluster:
+        ref = cluster.client().ref(Stored, "a")
+        tells = [asyncio.ensure_future(ref.slow.tell(number)) for number in range(10)]
+        await cluster.advance(0.1)
+        tells += [asyncio.ensure_future(ref.slow.tell(number)) for number in range(10, 20)]
+        await cluster.advance(20)
+        await asyncio.gather(*tells)
+        assert await ref.get() == list(range(20))
+        host = cluster.nodes[0]._process.node.regions["stored"].host
+        assert "mailbox_full" not in host.counts.dropped
+
+
+async def test_tells_to_a_mailbox_that_stands_still_are_dropped_and_counted() -> None:
+    settings = {"sharding.durable_mailbox_messages": 4, "sharding.mailbox_patience": 3}
+    async with TestCluster(bus, nodes=1, settings=settings) as cluster:
+        host = cluster.nodes[0]._process.node.regions["stored"].host
+        held.add(0)
+        tells = await tell_many(cluster, range(40))
+        await cluster.advance(4)
+        await asyncio.gather(*tells)
+        lost = host.counts.dropped["mailbox_full"]
+        assert 0 < lost <= 36
+        held.clear()
+        await cluster.advance(1)
+        numbers = await cluster.client().ref(Stored, "a").get()
+        assert numbers == list(range(40 - lost))
+        await asyncio.gather(*await tell_many(cluster, range(40, 43)))
+        assert await cluster.client().ref(Stored, "a").get() == [*numbers, 40, 41, 42]
 
 
 async def test_a_passivated_entity_starts_for_its_message() -> None:
