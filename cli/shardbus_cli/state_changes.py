@@ -83,18 +83,26 @@ def remove(
     entity_id: Id,
     store: Store = None,
     revision: Revision = None,
+    keep_messages: Annotated[
+        bool,
+        typer.Option(
+            "--keep-messages", help="Though messages wait in its durable mailbox, which stay."
+        ),
+    ] = False,
     cluster: ClusterName = None,
     app: AppOfCluster = None,
     node: NodeUrl = NODE_URL,
 ) -> None:
-    """Remove the state of one entity, which starts again without one."""
+    """Remove the state of one entity, and its reminders; it starts again without."""
     if store is None:
-        output.data(NodeHttp(node).delete("v1", "state", kind, entity_id, revision=revision).text)
+        path, keeps = ("v1", "state", kind, entity_id), "true" if keep_messages else None
+        answer = NodeHttp(node).delete(*path, revision=revision, keep_messages=keeps)
+        output.data(answer.text)
         return
     _check_by_node(revision)
     named = NamedCluster(cluster, app, node, by_app=True)
     _check_settable(kind, named.bus.types.get(kind) if named.bus is not None else None)
-    _write_here(store, named, kind, entity_id, None)
+    _write_here(store, named, kind, entity_id, None, keeps_messages=keep_messages)
 
 
 def export(
@@ -243,14 +251,36 @@ def _check_settable(kind: str, known: EntityType | None) -> None:
         raise CommandFailure(why, "leave out --store", code=ExitCode.REFUSED)
 
 
+async def _refuse_with_messages(store: StateStore, kind: str, shard: str, entity_id: str) -> None:
+    """Let no state be removed without a word on the messages that wait for it.
+
+    Raises:
+        Refused: there are some in the journal of the entity's durable mailbox.
+    """
+    from shardbus.entities.deliveries import waiting_messages
+    from shardbus.entities.durable_mailboxes import JOURNAL
+    from shardbus.store.journal_protocol import journals_of
+
+    if (journals := journals_of(store)) is not None:
+        page = await journals.read(JOURNAL + kind, shard, f"{shard}/{entity_id}", 0, 0)
+        if page.last >= page.first:
+            raise waiting_messages(kind, entity_id, page.last - page.first + 1)
+
+
 def _write_here(
-    url: str, named: NamedCluster, kind: str, entity_id: str, data: bytes | None
+    url: str,
+    named: NamedCluster,
+    kind: str,
+    entity_id: str,
+    data: bytes | None,
+    *,
+    keeps_messages: bool = False,
 ) -> None:
     """Write one state into the store, unless a node runs. The numbers of its deliveries stay: what
-    has taken effect does so no more."""
+    has taken effect does so no more. Reminders end with a state that is removed."""
     import asyncio
 
-    from shardbus.store.transfer import write_states
+    from shardbus.store.transfer import write_state
     from shardbus.wire.stored_state import split_numbered, split_record, with_record
 
     name, bus = named.stopped(), named.bus
@@ -266,7 +296,9 @@ def _write_here(
                 raise CommandFailure(text, "name the application by --app", code=ExitCode.REFUSED)
             shard = await ShardFinder(store, bus).learn(kind, entity_id)
             new = with_record(record, data) if record else data
-            await write_states(store, [(kind, shard, entity_id, new)])
+            if data is None and not keeps_messages:
+                await _refuse_with_messages(store, kind, shard, entity_id)
+            await write_state(store, kind, shard, entity_id, new, ends_reminders=data is None)
         finally:
             await store.close()
 

@@ -350,6 +350,11 @@ class DurableMailbox:
         return effects
 
     @property
+    def is_unread(self) -> bool:
+        """True if the journal may have messages that are not here."""
+        return not self._is_known
+
+    @property
     def is_empty(self) -> bool:
         """True if no message is here."""
         return not (self.arrived or self.queue or self._group or self.in_hand)

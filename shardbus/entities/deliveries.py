@@ -70,7 +70,8 @@ from shardbus.entities.entity_sends import EntitySends, not_declared
 from shardbus.entities.entity_type import EntityType, Invoker
 from shardbus.entities.unfinished_work import finish, is_unfinished
 from shardbus.error_text import is_a
-from shardbus.errors import Rejection, SchemaError
+from shardbus.errors import Refused, Rejection, SchemaError
+from shardbus.quantities import counted
 from shardbus.routing.refs import START
 from shardbus.wire.rejections import decode_rejection, encode_rejection
 from shardbus.wire.schema import decode_value
@@ -167,6 +168,16 @@ class EntityDeliveries:
     def is_settled(self, hosted: Shard) -> bool:
         """True if no mailbox of a shard that stops has work under way."""
         return self.mailboxes is None or self.mailboxes.is_settled(hosted)
+
+    def refuse_with_messages(self, hosted: Shard, entity_id: str) -> None:
+        """Let no operator remove a state without a word on the messages that wait for it.
+
+        Raises:
+            Refused: messages wait in the durable mailbox of the entity.
+        """
+        waiting = 0 if self.mailboxes is None else self.mailboxes.waiting_of(hosted, entity_id)
+        if waiting:
+            raise waiting_messages(self._kind.name, entity_id, waiting)
 
     @property
     def unstored(self) -> int:
@@ -545,6 +556,15 @@ as they were when a save began."""
 Appending = tuple[Handling, int] | None
 """The delivery at work, and the time in whole seconds since 1970, when an append began; None for an
 append of no delivery."""
+
+
+def waiting_messages(name: str, entity_id: str, waiting: int) -> Refused:
+    """Return the refusal to remove the state of an entity for which messages wait."""
+    messages = counted(waiting, "message waits", "messages wait")
+    return Refused(
+        f"{messages} in the durable mailbox of {name} {entity_id!r:.100}",
+        hint="with --keep-messages an entity without that state handles them",
+    )
 
 
 def _as_it_is(answer: bytes) -> bytes:

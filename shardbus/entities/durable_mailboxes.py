@@ -235,7 +235,7 @@ class MailboxRoom:
         """Bytes of the messages in memory."""
 
     def fits(self, size: int, parts: int = 1) -> bool:
-        """True if there is memory for so many bytes more, within this multiple of the bound."""
+        """True if there is memory for `size` bytes more, within this multiple of the bound."""
         return self.size + size <= parts * self._size_max
 
     def takes(self, box: EntityMailbox, size: int) -> bool:
@@ -801,6 +801,20 @@ class DurableMailboxes:
     def unstored(self) -> int:
         """Messages that are here and neither stored nor with their entity."""
         return sum(box.machine.unstored for box in self._boxes.values())
+
+    def waiting_of(self, hosted: Shard, key: str) -> int:
+        """Return how many messages of an entity are stored, or about to be, and not handled.
+
+        Raises:
+            Refused: they are not read yet.
+        """
+        box = self._boxes.get(key)
+        if box is not None and box.hosted is hosted and not box.machine.is_unread:
+            return box.machine.waiting
+        if self.lists.knows(hosted, key):
+            text = f"the durable mailbox of {self._host.name} {key!r:.100} is not read yet"
+            raise Refused(text, hint="try again")
+        return 0
 
     @property
     def waiting(self) -> int:

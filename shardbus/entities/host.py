@@ -49,7 +49,7 @@ from shardbus.entities.reassertion import raise_fences
 from shardbus.entities.remembering import RememberedEntities
 from shardbus.entities.reminding import Reminding
 from shardbus.entities.runner import EntityRunner, failure_for_asker
-from shardbus.entities.state_changes import StateChange
+from shardbus.entities.state_changes import StateChange, refuse_if_made_by_events
 from shardbus.entities.state_saver import StateSaver
 from shardbus.entities.stopping import Stopper
 from shardbus.entities.supervision import StateLoader
@@ -593,27 +593,28 @@ class Host:
         return replace(invoker, function=function, trace=trace)
 
     async def change_state(
-        self, shard: str, entity_id: str, data: bytes | None, revision: str = ""
+        self, shard: str, entity_id: str, data: bytes | None, revision: str = "", keep: bool = False
     ) -> None:
         """Make this the state of an entity, for an operator; None removes it. `revision` names the
-        state to be replaced, empty for any.
+        state to be replaced, empty for any. `keep`: it is removed though messages wait in its
+        durable mailbox, and they stay.
 
         Raises:
-            Refused: the shard is not here, or moves, or the entity is busy. Nothing was changed.
+            Refused: the shard is not here, or moves, the entity is busy, or messages wait for it.
+                Nothing was changed.
             StateChanged: another state is stored. Nothing was changed.
             AskTimeout: the store has not answered; the state may be changed. StateTooLarge.
         """
-        if self.kind.events is not None or self.kind.projection is not None:
-            hint = "let a handler persist an event, or `shardbus projection rewind`"
-            raise Refused(f"the state of {self.name} is made by events", hint=hint)
-        change = StateChange(
-            self.kind, data, revision, self._load_stored, self.saver.save, self.runner.disown
-        )
+        refuse_if_made_by_events(self.kind)
+        load, save, disown = self._load_stored, self.saver.save, self.runner.disown
+        change = StateChange(self.kind, data, revision, load, save, disown)
         while True:
             hosted = self.shards.get(shard)
             if hosted is None or hosted.stopping is not None or self.gate.close_if_due():
                 hint = "try again"
                 raise Refused(f"shard {shard!r:.100} of {self.name} moves or waits now", hint=hint)
+            if data is None and not keep:
+                self.deliveries.refuse_with_messages(hosted, entity_id)
             activation = self.find(entity_id, shard)
             if activation is None:
                 await self._change_at_rest(hosted, entity_id, change)

@@ -48,6 +48,17 @@ class WritesState(Protocol):
     ) -> Awaitable[None]: ...
 
 
+def refuse_if_made_by_events(kind: EntityType) -> None:
+    """Let no operator change a state that events make.
+
+    Raises:
+        Refused: it is of such a type.
+    """
+    if kind.events is not None or kind.projection is not None:
+        hint = "let a handler persist an event, or `shardbus projection rewind`"
+        raise Refused(f"the state of {kind.name} is made by events", hint=hint)
+
+
 class StateChange:
     """One change: a state as it is stored, or None to remove it. `load` reads the stored one,
     `save` writes, `disown` ends the saves of the entity's object. `revision` names the state to be

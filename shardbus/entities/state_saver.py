@@ -99,6 +99,13 @@ class StateSaver:
         if self._runner.gate.close_if_due():
             await self._runner.gate.passed()
 
+    async def save_reminders(self, context: Context) -> None:
+        """Write the reminders that the entity has set and not stored, without its state. Raises as
+        `save`."""
+        reminding = self._runner.reminding
+        if reminding is not None and reminding.is_unsaved(context._acting("save")):
+            await self.save(context, None, alone=True)
+
     async def stored(self, context: Context) -> bytes | None:
         """Return the state as the store has it, with its record, once the outcome of each save that
         was sent is certain. Raises as `StateLoader.load`."""

@@ -259,6 +259,22 @@ class Importer:
         return entity.shard or self._shard_of(entity.entity_type, entity.entity_id)
 
 
+async def write_state(
+    store: StateStore,
+    entity_type: str,
+    shard: str,
+    entity_id: str,
+    state: bytes | None,
+    *,
+    ends_reminders: bool = False,
+) -> None:
+    """Write the state of one entity, None to remove it; with `ends_reminders` in one step with the
+    end of its reminders. Only while no node runs. Raises as `write_states`."""
+    ends = ends_reminders and reminder_store(store) is not None
+    reminders = Reminders(0, None, alone=False) if ends else None
+    await _write(store, [Save(entity_type, shard, entity_id, 0, state, 0, reminders)])
+
+
 Row = tuple[str, str, str, bytes | None]
 """Type, shard, id and state; None removes it."""
 

@@ -120,10 +120,16 @@ async def remove_state(
     id: EntityId,
     operator: Operator,
     revision: str = "",
+    keep_messages: bool = False,
 ) -> Json:
-    """The owner removes the state of the entity. `revision`: only if the stored state has this
-    one."""
-    return await _change_state(admin, type, id, None, operator, revision)
+    """The owner removes the state of the entity, and its reminders. `revision`: only if the stored
+    state has this one. 409 while messages wait in its durable mailbox; with `keep_messages` they
+    stay, and an entity without that state handles them."""
+    if not keep_messages:
+        return await _change_state(admin, type, id, None, operator, revision)
+    question = "remove_state_keeping_messages"
+    _, shard, home = await admin.ask_home(question, type, id, operator, revision)
+    return {"type": type, "id": id, "shard": shard, "node": home, "bytes": 0, "removed": True}
 
 
 def _codec(admin: Administration, type: str) -> StateCodec:
@@ -238,15 +244,25 @@ async def answer_change_state_if(
 ) -> Any:
     """As `change_state`, but only if the stored state has this revision; empty is any. A
     question of its own, which a node of an earlier release refuses."""
-    region = admin.region(name)
-    codec = region.entity_type.states
-    if codec is None:
-        raise ConfigError(f"{name!r} has no state")
+    codec = _codec(admin, name)
     data = None if value is None else codec.of_plain(decode_value(value))
-    await region.host.change_state(shard, entity_id, data, revision)
+    await admin.region(name).host.change_state(shard, entity_id, data, revision)
     size = 0 if data is None else len(data)
     admin.node.note(name, changed_state(entity_id, size, operator))
     return {"bytes": size}
+
+
+@question("remove_state_keeping_messages")
+@refusing
+async def answer_remove_state_keeping_messages(
+    admin: Administration, name: str, shard: str, entity_id: str, operator: str, revision: str
+) -> Any:
+    """Remove the state of an entity whose shard is here, though messages wait for it."""
+    _codec(admin, name)
+    host = admin.region(name).host
+    await host.change_state(shard, entity_id, None, revision, keep=True)
+    admin.node.note(name, changed_state(entity_id, 0, operator))
+    return {}
 
 
 def changed_state(entity_id: str, size: int, operator: str) -> Note:

@@ -64,6 +64,7 @@ async def answers(node: FakeNode) -> Administration:
 QUESTIONS = """
     stats state_bytes suspension figures vitals table shard plan rebalance running entities leave
     places place slow stop limit change_state change_state_if shutdown_region checkup reload_keys
+    remove_state_keeping_messages
     cancel_reminders outbox outbox_openers values
     mailboxes mailbox mailbox_retry mailbox_skip
     projections projection projection_part projection_retry projection_skip projection_rewind

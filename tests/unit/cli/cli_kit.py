@@ -201,7 +201,11 @@ class FakeNode(PageDouble):
             raise shardbus.errors.StateChanged(f"{id!r} has changed meanwhile", hint="read it")
         return {"type": type, "id": id, "state": state, "removed": False}
 
-    async def remove_state(self, type: str, id: str, operator: str, revision: str) -> Json:
+    async def remove_state(
+        self, type: str, id: str, operator: str, revision: str, keep_messages: bool = False
+    ) -> Json:
+        if id == "awaited" and not keep_messages:
+            raise shardbus.errors.Refused("3 messages wait", hint="with --keep-messages")
         return {"type": type, "id": id, "removed": True, "revision": revision}
 
     async def explain(self, type: str, id: str) -> Json:

@@ -14,6 +14,7 @@ import pytest
 
 from shardbus.deliveries.record import DeliveryRecord, ResultForm
 from shardbus.ids import shard_of
+from shardbus.store.journal_protocol import Append, journals_of
 from shardbus.store.opening import open_store
 from shardbus.store.protocol import Reminders, Save, reminder_store
 from shardbus.store.transfer import Importer, StoredEntity
@@ -272,6 +273,40 @@ def test_an_export_has_the_reminders_of_entities(
     assert shards == {"7", shard_of("a/1", 100)}  # the present shard, whatever the line says
     assert run(bring) == 0
     assert "0 written, 4 same" in capsys.readouterr().err
+
+
+def test_a_state_is_removed_with_its_reminders_and_only_with_a_word_on_waiting_messages(
+    url: str, app: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard = shard_of("a/1", 100)
+
+    async def look(*, fills: bool) -> tuple[bytes | None, int]:
+        """Return the reminders of the entity, and the number of its messages."""
+        store = open_store(url, cluster="shop", timeout=PATIENCE_S)
+        await store.start()
+        reminders, journals = reminder_store(store), journals_of(store)
+        assert reminders is not None
+        assert journals is not None
+        kind, name = "$mailbox/cart", f"{shard}/a/1"
+        if fills:
+            await store.add_remembered("cart", shard, [], 1)
+            record = Reminders(1_764_412_800_000, b"record", alone=True)
+            await store.save_states([Save("cart", shard, "a/1", 2, None, 77, record)])
+            await journals.append([Append(kind, shard, name, 5, (b"1", b"2", b"3"), 99, 0)])
+        [stored] = await reminders.load_reminders("cart", shard, ["a/1"])
+        page = await journals.read(kind, shard, name, 0, 9)
+        await store.close()
+        return stored, len(page.entries)
+
+    asyncio.run(look(fills=True))
+    remove = ["state", "remove", "cart", "a/1", "--store", url, "--app", app]
+    assert run(remove) == ExitCode.REFUSED
+    assert "3 messages wait in the durable mailbox of cart 'a/1'" in capsys.readouterr().err
+    assert "a/1" in states(url, "cart")
+    assert asyncio.run(look(fills=False)) == (b"record", 3)
+    assert run([*remove, "--keep-messages"]) == 0
+    assert "a/1" not in states(url, "cart")
+    assert asyncio.run(look(fills=False)) == (None, 3)
 
 
 def test_an_import_writes_when_its_lines_are_long_and_not_only_when_they_are_many(

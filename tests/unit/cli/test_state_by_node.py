@@ -32,6 +32,9 @@ def test_a_state_is_changed_by_the_operators_token(shell, url, monkeypatch):
     }
     assert shell("state", "remove", "cart", "a/b") == ExitCode.OK
     assert json.loads(shell.out)["removed"] is True
+    assert shell("state", "remove", "cart", "awaited") == ExitCode.REFUSED
+    assert "with --keep-messages" in shell.err
+    assert shell("state", "remove", "cart", "awaited", "--keep-messages") == ExitCode.OK
 
 
 def test_a_state_is_shown_and_changed_only_if_it_is_still_the_one_that_was_read(

@@ -23,6 +23,7 @@ from shardbus import (
 from shardbus import (
     Refused as RefusedOrder,
 )
+from shardbus.admin.pages import states as state_pages
 from shardbus.deliveries.durable_mailbox import StoredMail, write_mail
 from shardbus.deliveries.numbers import DeliveryNumber, NumberKind
 from shardbus.entities.durable_mailboxes import LIST, DurableMailboxes
@@ -30,6 +31,7 @@ from shardbus.shells.message_account import account_of
 from shardbus.store.memory import _Remembered
 from shardbus.store.memory_journals import MemoryJournal
 from shardbus.testing import TestCluster
+from shardbus.testing.virtual_time import Pending
 from tests.markers import long_only
 
 bus = ShardBus("mailboxes")
@@ -355,6 +357,35 @@ async def test_tells_to_a_mailbox_that_stands_still_are_dropped_and_counted() ->
         assert numbers == list(range(40 - lost))
         await asyncio.gather(*await tell_many(cluster, range(40, 43)))
         assert await cluster.client().ref(Stored, "a").get() == [*numbers, 40, 41, 42]
+
+
+async def test_an_operator_removes_a_state_for_which_messages_wait_only_with_a_word_on_them() -> (
+    None
+):
+    async with TestCluster(bus, nodes=1) as cluster:
+        ref = cluster.client().ref(Stored, "a")
+        await ref.add.deliver(1)
+        failing.add(2)
+        await ref.add.deliver(2)
+        await ref.add.deliver(3)
+        await cluster.advance(0.5)
+        process = cluster.nodes[0]._process
+        admin, loop = process.admin, process.node.regions["stored"].host.loop
+
+        async def remove(*, keep_messages: bool = False) -> Any:
+            command = state_pages.remove_state(admin, "stored", "a", "me", "", keep_messages)
+            return await Pending(cluster._time, cluster._time.begin(command, loop))
+
+        with pytest.raises(RefusedOrder, match="2 messages wait in the durable mailbox"):
+            await remove()
+        assert await ref.get() == [1]
+        assert (await remove(keep_messages=True))["removed"]
+        assert await ref.get() == []
+        failing.clear()
+        await cluster.advance(30)
+        assert await ref.get() == [2, 3]
+        assert (await remove())["removed"]
+        assert await ref.get() == []
 
 
 async def test_a_passivated_entity_starts_for_its_message() -> None:
