@@ -183,8 +183,8 @@ FAULTS: tuple[tuple[Callable[[Patch], None], str, str, int], ...] = (
     (stores_the_state_without_the_number, "E4", "", 0),
     (stores_the_number_before_the_state, "I11", "", 2),
     (removes_events_that_the_projection_lacks, "I11", "", 4),
-    (ends_firings_once_their_handlers_have_returned, "E7", "", 4),
-    (stores_reminders_once_their_handlers_have_returned, "I11", "", 6),
+    (ends_firings_once_their_handlers_have_returned, "E7", "", 0),
+    (stores_reminders_once_their_handlers_have_returned, "E7", "", 0),
 )
 """The fault, the rule that finds it, the mood of the store, and a seed that finds it."""
 
