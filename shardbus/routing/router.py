@@ -634,6 +634,13 @@ class Router:
         return self.table.region.buffered[0] + uncounted
 
     @property
+    def buffers(self) -> bool:
+        """True if a message waits that has not expired."""
+        return self.waiting > 0 and any(
+            not (one.expired or one.abandoned) for one in self._buffered()
+        )
+
+    @property
     def buffered_tells(self) -> int:
         """The number of waiting tells, which have no home yet."""
         return sum(pending.waiter is None for pending in self._buffered())

@@ -683,3 +683,24 @@ async def test_the_states_of_a_type_within_another_expire_too() -> None:
         await cluster.advance(60)
         assert cluster.store.state(Order, "7") is None
         assert cluster.store.state(Item, "7/a") is None
+
+
+async def test_a_flush_does_not_wait_for_an_ask_that_has_ended_without_a_home() -> None:
+    own = ShardBus("homeless")
+
+    @own.entity("page", role="nobody")
+    class Page(Entity):
+        @handler
+        def hit(self, n: int) -> int:
+            return n
+
+    async with TestCluster(own, nodes=1) as cluster:
+        client = cluster.client()
+        with pytest.raises(AskTimeout):
+            await client.ref(Page, "a").within(3).hit(1)
+        await client.flush()
+        await client.ref(Page, "a").hit.tell(2)
+        flushing = cluster.spawn(client.flush())
+        await cluster.advance(10)
+        assert not flushing.done(), "the tell waits"
+        flushing.cancel()
