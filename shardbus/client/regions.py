@@ -448,8 +448,8 @@ class ClientRegions:
 
     @property
     def buffering(self) -> bool:
-        """True if some message waits for its shard's home. An ask that has ended does not: its place
-        in the buffer is free for another one."""
+        """True if some message waits for its shard's home. An ask that has ended does not: its
+        place in the buffer is free for another one."""
         tables = [r.router for r in self._by_name.values() if r.has_table]
         return self.unknown.messages > 0 or any(router.buffers for router in tables)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardbus.entities.merged_state import MergedState, StateCopy
 from shardbus.errors import ConfigError, StateChanged, StateUnreadable
+from shardbus.quantities import counted
 from shardbus.replication.kinds import Register, versioned
 from shardbus.replication.versions import NOTHING, DataChange, DataValue, bytes_of, number_of
 from shardbus.wire.plain_json import content_to_json
@@ -57,7 +58,7 @@ def _shown(form: MergedState, entity_id: str, value: DataValue, most: int | None
     if most is not None and size > most:
         row |= {
             "state": None,
-            "unreadable": f"its value has {size} bytes, at most {most} are shown",
+            "unreadable": f"its value has {counted(size, 'byte')}, at most {most} are shown",
         }
     return row
 

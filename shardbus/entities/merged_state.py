@@ -188,7 +188,7 @@ class StateWithMerge:
             self.write(state)
         except BaseException as error:  # a function of the application's may raise anything
             why = f"{type_name(error)}: {text_of(error)}"
-            text = f"{len(states)} states that were saved at the same time do not merge: {why}"
+            text = f"states that were saved at the same time do not merge: {why}"
             raise _unreadable(self._codec.entity_type, key, text) from error
         return state
 

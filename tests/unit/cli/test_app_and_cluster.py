@@ -96,7 +96,8 @@ class Types(dict[str, Any]):
     """Any type, on request."""
 
     def get(self, name: str, default: object = None) -> Any:
-        return SimpleNamespace(states=SimpleNamespace(of_plain=lambda value: b""))
+        states = SimpleNamespace(of_plain=lambda value: b"")
+        return SimpleNamespace(states=states, events=None, projection=None, merged=None)
 
 
 class Used:

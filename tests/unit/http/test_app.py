@@ -163,7 +163,7 @@ async def test_stored_ids_are_read_and_states_are_written_by_few(node, monkeypat
     assert node.asked == [
         ("stored", "x", None, "a", 1000, None),
         ("set_state", "x", "a/b", {"n": 1}, who, ""),
-        ("remove_state", "x", "a", who, "7f"),
+        ("remove_state", "x", "a", who, "7f", False),
     ]
 
 
