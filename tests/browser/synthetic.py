@@ -323,7 +323,9 @@ class Fleet(FakeNode):
     async def set_state(self, type: str, id: str, state: Any, revision: str, **_: Any) -> Json:
         return self._save(type, id, encode_value(from_json(state)), revision)
 
-    async def remove_state(self, type: str, id: str, operator: str, revision: str) -> Json:
+    async def remove_state(
+        self, type: str, id: str, operator: str, revision: str, keep_messages: bool
+    ) -> Json:
         return self._save(type, id, None, revision)
 
     def _save(self, type: str, id: str, data: bytes | None, revision: str) -> Json:
