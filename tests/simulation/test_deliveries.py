@@ -104,7 +104,7 @@ def sends_before_the_save(patch: Patch) -> None:
 
 
 def forgets_what_is_pending(patch: Patch) -> None:
-    patch.setattr(EntitySends, "loaded", lambda self, *rest: None)
+    patch.setattr(EntitySends, "loaded", lambda self, who, record, data: record.pending.clear())
 
 
 FAULTS = (
