@@ -109,9 +109,8 @@ def types(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
     if answer := _page(node, as_json, "v1", "types"):
         rows = [row for row in answer.get("types", ()) if isinstance(row, dict)]
         known = dict.fromkeys(column for row in rows for column in row) or {"type": None}
-        unused = [
-            c for c in ("instances", "router", "within") if not any(row.get(c) for row in rows)
-        ]
+        rare = ("instances", "router", "within", "queue")
+        unused = [column for column in rare if not any(row.get(column) for row in rows)]
         columns = [column for column in known if column not in unused]
         output.table(columns, rows)
 
