@@ -617,22 +617,22 @@ async def test_a_client_lists_what_is_stored_and_calls_each() -> None:
 
 async def test_a_fake_lives_where_the_type_lives_that_it_stands_for() -> None:
     """Types that live within that one are there, too."""
-    own = ShardBus("nested")
+    nested = ShardBus("nested")
 
-    @own.entity("order", shards=3)
+    @nested.entity("order", shards=3)
     class Order(Entity):
         @handler
         async def add(self) -> int:
             added: int = await self.context.child(Item, "x").add()
             return added
 
-    @own.entity("item", within=Order)
+    @nested.entity("item", within=Order)
     class Item(Entity):
         @handler
         def add(self) -> int:
             return 1
 
-    @own.entity("part", within=Item)
+    @nested.entity("part", within=Item)
     class Part(Entity):
         @handler
         def get(self) -> int:
@@ -643,7 +643,7 @@ async def test_a_fake_lives_where_the_type_lives_that_it_stands_for() -> None:
         def add(self) -> int:
             return 99
 
-    async with TestCluster(own, nodes=1, fakes={Item: FakeItem}) as cluster:
+    async with TestCluster(nested, nodes=1, fakes={Item: FakeItem}) as cluster:
         client = cluster.client()
         assert await client.ref(Order, "7").add() == 99
         assert await client.ref(Part, "7/x/p").get() == 7
@@ -655,9 +655,9 @@ class Hits:
 
 
 async def test_the_states_of_a_type_within_another_expire_too() -> None:
-    own = ShardBus("expiring")
+    nested = ShardBus("expiring")
 
-    @own.entity("order", shards=3, state_ttl=5.0, passivate_after=1)
+    @nested.entity("order", shards=3, state_ttl=5.0, passivate_after=1)
     class Order(Entity):
         state: Hits
 
@@ -666,7 +666,7 @@ async def test_the_states_of_a_type_within_another_expire_too() -> None:
             self.state.n += 1
             await self.save()
 
-    @own.entity("item", within=Order, state_ttl=5.0, passivate_after=1)
+    @nested.entity("item", within=Order, state_ttl=5.0, passivate_after=1)
     class Item(Entity):
         state: Hits
 
@@ -675,7 +675,7 @@ async def test_the_states_of_a_type_within_another_expire_too() -> None:
             self.state.n += 1
             await self.save()
 
-    async with TestCluster(own, nodes=2) as cluster:
+    async with TestCluster(nested, nodes=2) as cluster:
         client = cluster.client()
         await client.ref(Order, "7").add()
         await client.ref(Item, "7/a").add()
@@ -686,15 +686,15 @@ async def test_the_states_of_a_type_within_another_expire_too() -> None:
 
 
 async def test_a_flush_does_not_wait_for_an_ask_that_has_ended_without_a_home() -> None:
-    own = ShardBus("homeless")
+    nested = ShardBus("homeless")
 
-    @own.entity("page", role="nobody")
+    @nested.entity("page", role="nobody")
     class Page(Entity):
         @handler
         def hit(self, n: int) -> int:
             return n
 
-    async with TestCluster(own, nodes=1) as cluster:
+    async with TestCluster(nested, nodes=1) as cluster:
         client = cluster.client()
         with pytest.raises(AskTimeout):
             await client.ref(Page, "a").within(3).hit(1)
