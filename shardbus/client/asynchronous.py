@@ -122,6 +122,11 @@ class AsyncClient(Towards):
             raise ConfigError(
                 "a client needs the address of a node", hint="as in tcp://10.0.0.1:7355"
             )
+        if not all(isinstance(address, str) for address in addresses):
+            raise ConfigError(
+                f"addresses are texts, not {addresses!r:.100}",
+                hint="give each one as an argument, as in AsyncClient(*addresses, cluster=...)",
+            )
         if send_buffer_bytes < SEND_BUFFER_MIN:
             raise ConfigError(f"send_buffer_bytes is at least {SEND_BUFFER_MIN}")
         self.cluster = check_id("a cluster name", cluster)

@@ -248,6 +248,8 @@ class Shard:
     __slots__ = (
         "activations",
         "arrivals",
+        "cut_off",
+        "drain",
         "fence",
         "host",
         "live",
@@ -277,6 +279,10 @@ class Shard:
         self.returning: set[str] = set()
         """Ids of remembered entities that stopped and start again after a backoff."""
         self.stopping: StopReason | None = None
+        self.drain: Any = None
+        """Its `Drain`, once an entity has sent something to it while it leaves."""
+        self.cut_off = False
+        """Its time to stop is over: no entity starts here any more."""
 
     def admit(self, arrivals: bool, via: object | None = None) -> None:
         """Admit messages from links, or none; with `via`, only those from that node."""

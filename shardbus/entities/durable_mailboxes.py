@@ -133,13 +133,11 @@ class MailboxHost(Protocol):
     deliveries: Any
     runner: Any
     stopper: Any
+    draining: Any
     ref: Callable[[Any, str], Any]
 
     def find(self, entity_id: str, shard: str) -> Activation | None: ...
     def activate(self, hosted: Shard, entity_id: str, cause: str = ...) -> Activation: ...
-    def leave(
-        self, hosted: Shard, entity_id: str, messages: list[Message], failure: Any
-    ) -> None: ...
     def maybe_down(self, hosted: Shard) -> None: ...
     def traced(self, invoker: Invoker, trace: str, *, asked: bool) -> Invoker: ...
 
@@ -764,7 +762,7 @@ class DurableMailboxes:
         self.room.size -= box.counted
         left = box.machine.leave()
         if left:
-            self._host.leave(box.hosted, box.key, left, None)
+            self._host.draining.leave(box.hosted, box.key, left, None)
 
     def stop(self) -> None:
         """Cancel everything: the node ends."""

@@ -24,7 +24,6 @@ from msgspec.structs import replace
 from shardbus.config.settings import DataSettings, DeliverySettings, ShardingSettings
 from shardbus.entities.activation import (
     AFTER_CURRENT,
-    MOVES,
     Activation,
     LifeState,
     LifeStep,
@@ -37,7 +36,8 @@ from shardbus.entities.context import FirstContext, InstanceContext
 from shardbus.entities.deaf_entities import DeafEntities
 from shardbus.entities.deferred import DeferredWork
 from shardbus.entities.deliveries import EntityDeliveries
-from shardbus.entities.durable_mailboxes import RECORD, mailboxes_of
+from shardbus.entities.draining import Draining
+from shardbus.entities.durable_mailboxes import mailboxes_of
 from shardbus.entities.entity_sends import EntitySends, delivers
 from shardbus.entities.entity_type import EntityType, Invoker, StopReason
 from shardbus.entities.gate import SuspensionGate
@@ -48,7 +48,7 @@ from shardbus.entities.projecting import Projecting
 from shardbus.entities.reassertion import raise_fences
 from shardbus.entities.remembering import RememberedEntities
 from shardbus.entities.reminding import Reminding
-from shardbus.entities.runner import EntityRunner, failure_for_asker
+from shardbus.entities.runner import EntityRunner
 from shardbus.entities.state_changes import StateChange, refuse_if_made_by_events
 from shardbus.entities.state_saver import StateSaver
 from shardbus.entities.stopping import Stopper
@@ -57,7 +57,6 @@ from shardbus.errors import (
     ConfigError,
     Refused,
     StaleActivation,
-    Unhandled,
 )
 from shardbus.guarded_log import GuardedLog
 from shardbus.routing.delivering import DeliveryCounts
@@ -129,10 +128,7 @@ class Host:
         if kind.codec is not None:
             watch_states(kind.codec, loop)
         self.carrying: CarriedStates | None = None
-        self.passes_on = False
-        """Messages that a moving shard has not handled go to its next home; else they are
-        refused."""
-        self._left: dict[str, list[tuple[str, Message]]] = {}
+        self.draining = Draining(self)
         self._keeper, self._on_down, self._shard_of = keeper, on_down, shard_of
         self.remembered: RememberedEntities | None = None
         if settings.remember:
@@ -324,7 +320,7 @@ class Host:
             h.admit(False)
             h.stopping = reason
             for activation in list(h.activations.values()):
-                self._end(activation, reason)
+                self.end(activation, reason)
             for activation in self.remembered.abandon(h) if self.remembered is not None else ():
                 activation.stopping = activation.stopping or reason
                 self.runner.settle(activation)
@@ -341,7 +337,9 @@ class Host:
     def _cut_off(self, shards: list[Shard]) -> None:
         """End the rest of these shards: their time to stop is over."""
         for hosted in shards:
-            if self.shards.get(hosted.shard) is hosted:
+            here = self.shards.get(hosted.shard) is hosted
+            if here and (hosted.activations or self.draining.may_end(hosted.shard)):
+                hosted.cut_off = True
                 for activation in list(hosted.activations.values()):
                     activation.step(LifeStep.REFUSES)  # no new activation
                     self.stopper.cut_off(activation)
@@ -354,6 +352,8 @@ class Host:
     def maybe_down(self, hosted: Shard) -> None:
         """End a shard that stops, once it has no entity in memory and no write under way."""
         if hosted.stopping and not hosted.activations and self.shards.get(hosted.shard) is hosted:
+            if not self.draining.may_end(hosted.shard) or hosted.shard not in self.shards:
+                return
             if not self.deliveries.is_settled(hosted):
                 return
             if any(remembered.busy(hosted) for remembered in self._lists):
@@ -363,20 +363,8 @@ class Host:
             for own in self._own_work:
                 own.close(hosted)
             del self.shards[hosted.shard]
-            if hosted.records and self.passes_on and hosted.stopping in MOVES:
-                self._leave_records(hosted)
+            self.draining.leave_records(hosted)
             self._on_down(hosted.shard)
-
-    def _leave_records(self, hosted: Shard) -> None:
-        """Leave records of deliveries to the shard's next home, ahead of its messages."""
-        invoker = self.deliveries.invokers[RECORD]
-        records = [
-            (entity_id, Message(invoker, record, None, Origin.UNREPORTED, 0))
-            for entity_id, record in self.deliveries.leave(hosted)
-        ]
-        self.counts.accepted += len(records)
-        if records:
-            self._left[hosted.shard] = records + self._left.get(hosted.shard, [])
 
     # ---- entities
 
@@ -442,7 +430,7 @@ class Host:
             return None
         return self.activate(hosted, entity_id, "remembered")
 
-    def _end(self, activation: Activation, reason: StopReason) -> None:
+    def end(self, activation: Activation, reason: StopReason) -> None:
         self.passivator.forget(activation)
         self.stopper.end(activation, reason)
 
@@ -451,7 +439,7 @@ class Host:
             self.passivator.forget(activation)
             self.runner.give_up(activation)
         else:
-            self._end(activation, StopReason.PASSIVATION)
+            self.end(activation, StopReason.PASSIVATION)
 
     def _gone(self, activation: Activation) -> None:
         """Remove an activation that has stopped. Messages that wait for it start a new one."""
@@ -487,32 +475,12 @@ class Host:
         if waiting and not refuses:
             again = self.activate(hosted, entity_id, "restart", deque(waiting))
             if hosted.stopping is not None:
-                self._end(again, hosted.stopping)
+                self.end(again, hosted.stopping)
         elif self.remembered is not None and not hosted.stopping:
             self._stopped_alone(self.remembered, hosted, activation)
         if waiting and refuses:
-            self.leave(hosted, entity_id, waiting, activation.refusal)
+            self.draining.leave(hosted, entity_id, waiting, activation.refusal)
         self.maybe_down(hosted)
-
-    def leave(self, hosted: Shard, entity_id: str, messages: list[Message], failure: Any) -> None:
-        """Leave messages that no entity handles here to the next home, or refuse them. `failure`:
-        of a start that is not tried again, or None."""
-        if self.passes_on and hosted.stopping in MOVES:
-            left = self._left.setdefault(hosted.shard, [])
-            left.extend((entity_id, message) for message in messages)
-            return
-        for message in messages:
-            reason = "stopped" if failure is None else "start_failed"
-            self.counts.lose(reason, entity_id, *message[:4])
-            error: Exception = Unhandled(f"{self.name} {entity_id!r} stopped")
-            if failure is not None:
-                error = failure_for_asker(self.name, entity_id, failure, begun=False)
-            message.refuse(error)
-
-    def take_left(self, shard: str) -> list[tuple[str, Message]]:
-        """Return, once, the unhandled messages of a shard that has stopped, by entity id; messages
-        of one entity are in order."""
-        return self._left.pop(shard, [])
 
     def _may_return(self, activation: Activation) -> bool:
         """True if messages that wait for a stopped entity start a new activation. In a shard that
@@ -523,6 +491,7 @@ class Host:
         listed = self.remembered is None or self.remembered.knows(hosted, activation.key)
         alone = activation.stopping in AFTER_CURRENT and activation.stopping is not hosted.stopping
         stop_request = activation.stop_request
+        alone = alone or self.draining.starts_again(activation)
         return listed and (alone or (stop_request is not None and stop_request.holds))
 
     def _stopped_alone(
@@ -702,7 +671,7 @@ class Host:
         """Messages that entities here have not handled, those in stopped shards included, which are
         about to leave. Costs a pass over the mailboxes' messages."""
         unhandled = self.runner.waiting + self.deliveries.unstored
-        return unhandled + sum(map(len, self._left.values()))
+        return unhandled + self.draining.waiting
 
     @property
     def entities(self) -> int:

@@ -28,8 +28,8 @@ PART_S = 5.0
 """For messages under way, at most."""
 PART_FIRST_S = 1.0
 """For clients to leave, and for the homes of their last messages, while this node is a member; or
-for clients if the whole cluster stops; at most. Those that wait for late answers stay until it has
-left."""
+for clients if no other node serves them later; at most. Those that wait for late answers stay until
+it has left."""
 POLL_S = 0.02
 
 
@@ -76,17 +76,18 @@ async def _hand_off(node: Node, progress: Progress) -> None:
 
 async def _leave(node: Node, progress: Progress) -> None:
     node.records.drops.prompt = True
+    served = False
     if not node.membership.cluster_stops.done():
         progress("leaving the cluster")
-        if _others_host(node):  # a member can still request homes for clients' messages
+        served = _others_host(node)
+        if served:  # a member can still request homes for clients' messages
             _part_with_clients(node)
             await _until(node, lambda: not _clients_need(node), PART_FIRST_S)
     node.membership.post(cluster.Leave(node.me))
     if await asyncio.shield(node.membership.stopped) != LEFT:
         return
     _part_with_clients(node)
-    # No other node will serve later messages of clients if the whole cluster stops.
-    seconds = PART_FIRST_S if node.membership.cluster_stops.done() else PART_S
+    seconds = PART_S if served and not node.membership.cluster_stops.done() else PART_FIRST_S
     await _until(node, lambda: not _busy(node) and not _hands_over(node), seconds)
     await _give_up_undelivered(node)
 

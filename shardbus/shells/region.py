@@ -31,6 +31,7 @@ from shardbus.entities.entity_type import EntityType, Invoker, StopReason
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.host import Host
 from shardbus.entities.message_times import MessageTimes
+from shardbus.entities.running_handlers import entity_now
 from shardbus.entities.runs import Arrive, RunHandler, read_ahead
 from shardbus.entities.slow_handlers import SlowHandlers
 from shardbus.entities.supervision import StateLoader
@@ -176,7 +177,7 @@ class RegionShell:
             node.deliverer.counts,
             node.settings.data,
         )
-        self.host.passes_on, self.host.tracer = True, node.tracer
+        self.host.draining.passes_on, self.host.tracer = True, node.tracer
         drop, name = node.records.drops.drop, entity_type.name
         self.host.counts.report_drop = lambda via, reason, count: drop(via, name, reason, count)
         self.host.counts.keep_letter = node.records.letters.keeper(name, settings)
@@ -225,6 +226,7 @@ class RegionShell:
         if self.router.rows is not None:
             self.router.rows.here, self.router.rows.sender_name = node.me, str(node.me)
         self.sender = sender_of(self.router)
+        self.host.draining.leaves = region.leaves
 
     @property
     def deliverer(self) -> DeliverySender:
@@ -460,7 +462,10 @@ class RegionShell:
         if hosted is None:
             return None
         if not hosted.open:
-            if not hosted.lets_in(session, session is self._node.loopback):
+            local = session is self._node.loopback
+            if local and hosted.stopping is not None:
+                return self.host.draining.enter(hosted, entity_id, chain)
+            if not hosted.lets_in(session, local):
                 return None
             if (activation := hosted.activations.get(entity_id)) is not None:
                 return activation
@@ -538,6 +543,15 @@ class RegionShell:
         """True if `node` is this node."""
         return node == self._node.me
 
+    def way_to_leaving(self, pending: PendingMessage) -> SessionOutbox | None:
+        """Return the loopback for a message between entities that leave this node together; None
+        for any other."""
+        if pending.shard not in self.host.shards or (now := entity_now()) is None:
+            return None
+        asks = pending.waiter is not None
+        stays = self.host.draining.keeps(pending.shard, now[1], asks=asks)
+        return self._node.loopback.outbox if stays else None
+
     def perform(self, effect: events.RegionEffect) -> None:
         """Perform the region machine's effects that do not concern routes."""
         match effect:
@@ -579,7 +593,7 @@ class RegionShell:
             left = [
                 one._envelope(shard, entity_id, message, 0)
                 for one in (self, *self.inner)
-                for entity_id, message in one.host.take_left(shard)
+                for entity_id, message in one.host.draining.take_left(shard)
             ]
             self.router.stopped(shard, left, self.shard_hosts.carry_out(shard))
         elif not self.host.shards and not self._stopped_here.done():
@@ -659,7 +673,7 @@ class RegionShell:
         if table._stopped_here is None:
             table._stopped_here = self._loop.create_future()
             for host in self.shard_hosts:
-                host.passes_on = False
+                host.draining.passes_on = False
             if table.host.shards:
                 self.shard_hosts.stop_shards(list(table.host.shards), StopReason.SHUTDOWN)
             else:

@@ -2,13 +2,19 @@
 within it (`routing.paths`).
 
 A shard of the table is a shard of each of these types. All of them start it and open it together.
-They stop it one after the other, the innermost first, so that an entity can still answer while the
-entities within it stop:
+Their entities stop one level after the other, the innermost first, so that an entity can still
+answer while the entities within it stop:
 
-    StopShard ──> innermost hosts ──all stopped──> ... ──> outermost host ──stopped──> ShardDown
+    StopShard ──> innermost entities ──none runs──> ... ──> outermost entities ──none runs──> ENDING
 
-Each level has an equal part of the time to stop. The shards that are ready for the next level in
-one turn of the loop go there together.
+An entity may call those within it until it has stopped (`entities.draining`), and starts them
+again. So a level is done when no entity of it, nor of one within it, is in memory. No host ends its
+shard before all levels are done; then all do:
+
+    ENDING ──every host has ended the shard──> ShardDown
+
+Each level has an equal part of the time to stop, the entities within it that run again included.
+The shards that are ready for the next level in one turn of the loop go there together.
 
 Shards with many entities do not stop in one turn of the loop: after `STOPS_AT_ONCE` entities the
 node handles the messages for others, and reports the shards that have stopped.
@@ -33,19 +39,23 @@ STOPS_AT_ONCE = 100
 is stopped as a whole."""
 
 
+ENDING = -1
+"""In place of a level: all are done."""
+
+
 class _Stop(msgspec.Struct):
-    """One shard that stops: at which level, and which hosts of it have not stopped yet."""
+    """One shard that stops: at which level, and the hosts that have not ended it."""
 
     reason: StopReason
     patience: float
     """Seconds for each level."""
     level: int
-    running: set[Host]
+    here: set[Host]
 
 
 class ShardHosts:
     """Starts, opens and stops shards in all hosts of one table. `on_down(shard)` is called when the
-    last host has stopped a shard."""
+    last host has ended a shard."""
 
     def __init__(
         self,
@@ -68,6 +78,8 @@ class ShardHosts:
         if depth == len(self._levels):
             self._levels.append([])
         self._levels[depth].append(host)
+        for each in self:
+            each.draining.may_end = self._may_end
 
     def start_shard(self, shard: str, fence: int) -> None:
         """Host a shard, as `Host.start_shard`."""
@@ -124,43 +136,62 @@ class ShardHosts:
             known = self._stops.get(shard)
             if known is not None and each < known.patience:
                 known.patience = each
-                for host in list(known.running):
+                for host in self._that_stop(known):
                     host.stop_shards([shard], reason, each)
         fresh = [shard for shard in shards if shard not in self._stops]
         innermost = len(self._levels) - 1
         for shard in fresh:
-            self._stops[shard] = _Stop(reason, each, innermost, set(self._levels[innermost]))
+            self._stops[shard] = _Stop(reason, each, innermost, set(self))
         self._stop(fresh)
+
+    def _that_stop(self, stop: _Stop) -> list[Host]:
+        """Return the hosts at the level that a stop has reached, and those within it, whose
+        entities may run again."""
+        levels = self._levels[max(stop.level, 0) :]
+        return [host for level in levels for host in level if host in stop.here]
 
     def _stop(self, shards: list[str]) -> None:
         """Stop these shards at the level that each of them has reached."""
-        groups: dict[tuple[int, StopReason, float], list[str]] = {}
+        groups: dict[tuple[Host, StopReason, float], list[str]] = {}
         for shard in shards:
             stop = self._stops[shard]
-            groups.setdefault((stop.level, stop.reason, stop.patience), []).append(shard)
-        for (level, reason, patience), group in groups.items():
-            for host in self._levels[level]:
-                host.stop_shards(group, reason, patience)
+            for host in self._that_stop(stop):
+                groups.setdefault((host, stop.reason, stop.patience), []).append(shard)
+        for (host, reason, patience), group in groups.items():
+            host.stop_shards(group, reason, patience)
+
+    def _may_end(self, shard: str) -> bool:
+        """Note that a host has no entity of a shard in memory. Returns True if none has one."""
+        stop = self._stops.get(shard)
+        if stop is None or stop.level == ENDING:
+            return True
+        shards = (host.shards.get(shard) for host in self._that_stop(stop))
+        if shard in self._ready or any(one is not None and one.activations for one in shards):
+            return False
+        if stop.level > 0:
+            if not self._ready:
+                self._loop.call_soon(self._stop_ready)
+            self._ready.append(shard)
+            return False
+        stop.level = ENDING
+        for host in self:
+            if (hosted := host.shards.get(shard)) is not None:
+                host.maybe_down(hosted)
+        return True
 
     def stopped(self, host: Host, shard: str) -> None:
-        """Record that a host has stopped a shard."""
+        """Record that a host has ended a shard, or does not have it."""
         stop = self._stops.get(shard)
-        if stop is None:  # there is one level, or no host has the shard
-            self._on_down(shard)
-            return
-        stop.running.discard(host)
-        if stop.running:
-            return
-        if stop.level == 0:
+        if stop is not None:
+            stop.here.discard(host)
+            if stop.here:
+                self._may_end(shard)
+                return
             del self._stops[shard]
-            self._on_down(shard)
-            return
-        stop.level -= 1
-        stop.running = set(self._levels[stop.level])
-        if not self._ready:
-            self._loop.call_soon(self._stop_ready)
-        self._ready.append(shard)
+        self._on_down(shard)
 
     def _stop_ready(self) -> None:
         shards, self._ready = self._ready, []
+        for shard in shards:
+            self._stops[shard].level -= 1
         self._stop(shards)

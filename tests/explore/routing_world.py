@@ -94,6 +94,8 @@ class Homes:
     def is_here(self, node: NodeId) -> bool:
         return False
 
+    def way_to_leaving(self, pending: PendingMessage) -> None: ...
+
     def why_away(self) -> str:
         return ""
 

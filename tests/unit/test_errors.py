@@ -50,7 +50,7 @@ SITES = {
     "entities/deliveries": {"SchemaError": 1},
     "entities/durable_mailboxes": {"EntityFailed": 2, "MailboxFull": 1},
     "entities/event_log": {"StateUnreadable": 1},
-    "entities/host": {"Unhandled": 1},
+    "entities/draining": {"Unhandled": 1},
     "entities/merged_state": {"SchemaError": 1, "StateUnreadable": 1},
     "entities/projecting": {"AskTimeout": 1, "StateUnreadable": 1},
     "entities/reminding": {"AskTimeout": 1, "StateUnreadable": 1},

@@ -160,6 +160,12 @@ class ShardRegion:
         """Return the best home known."""
         return self._routing.home_of(shard)
 
+    def leaves(self, shard: str) -> int:
+        """Return the floor of the next home of a shard that leaves this node, or 0 if it stays."""
+        hosted, floor = self._hosted.get(shard), self._routing.next_floor_of(shard)
+        stays = hosted is None or hosted.state is HostedState.PREPARED or floor <= hosted.fence
+        return 0 if stays else floor
+
     def absence_of(self, shard: str) -> tuple[Absence, NodeId | None]:
         """Return why a shard has no home that takes messages, and the home that it had last."""
         return self._routing.absence_of(shard)

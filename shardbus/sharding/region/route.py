@@ -300,6 +300,22 @@ class Route(msgspec.Struct):
         """The best home known."""
         return self.next_home or (self.home if self.state is RouteState.KNOWN else None)
 
+    @property
+    def next_floor(self) -> int:
+        """The floor that the next home must reach; 0 if a home is known."""
+        return self.floor.fence if self.best_home is None else 0
+
+    @property
+    def absence(self) -> tuple[Absence, NodeId | None]:
+        """Why the shard has no home that takes messages, and the home that it had last."""
+        if self.state is RouteState.UNKNOWN and not self.floor.fence:
+            return Absence.NEVER, None
+        dead = self.floor.dead
+        if dead is not None and self.state is RouteState.UNKNOWN and self.next_home is None:
+            return Absence.DEAD, dead.node
+        home = self.home or self.next_home
+        return Absence.MOVING, home.node if home is not None else None
+
     def is_at(self, node: NodeId | None) -> bool:
         """True if the home is known, and is on this node."""
         return self.state is RouteState.KNOWN and self.home is not None and self.home.node == node

@@ -131,6 +131,11 @@ class Routing:
         route = self._routes.get(shard)
         return None if route is None else route.best_home
 
+    def next_floor_of(self, shard: str) -> int:
+        """Return the floor that the next home of a shard must reach; 0 if a home is known."""
+        route = self._routes.get(shard)
+        return 0 if route is None else route.next_floor
+
     def known_shards(self) -> list[str]:
         """Return the shards whose home is known."""
         return [shard for shard in self._routes if self.home_of(shard) is not None]
@@ -138,13 +143,7 @@ class Routing:
     def absence_of(self, shard: str) -> tuple[Absence, NodeId | None]:
         """Return why a shard has no home that takes messages, and the home that it had last."""
         route = self._routes.get(shard)
-        if route is None or (route.state is RouteState.UNKNOWN and not route.floor.fence):
-            return Absence.NEVER, None
-        dead = route.floor.dead
-        if dead is not None and route.state is RouteState.UNKNOWN and route.next_home is None:
-            return Absence.DEAD, dead.node
-        home = route.home or route.next_home
-        return Absence.MOVING, home.node if home is not None else None
+        return (Absence.NEVER, None) if route is None else route.absence
 
     # Rows.
 

@@ -434,6 +434,10 @@ async def test_a_client_is_entered_once_and_used_after_that() -> None:
 def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ConfigError, match="needs the address"):
         AsyncClient(cluster="shop")
+    addresses: Any = [["10.0.0.1:7355"], ("10.0.0.1:7355",), 7355, None]
+    for address in addresses:
+        with pytest.raises(ConfigError, match=r"^addresses are texts, not .*\*addresses"):
+            AsyncClient(address, cluster="shop")
     with pytest.raises(ConfigError, match="send_buffer_bytes is at least"):
         AsyncClient("tcp://h:1", cluster="shop", send_buffer_bytes=SEND_BUFFER_MIN - 1)
     with pytest.raises(ConfigError, match="timeout"):

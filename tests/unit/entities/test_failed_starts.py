@@ -207,7 +207,7 @@ async def test_a_cancellation_that_a_start_lets_out_is_tried_again() -> None:
 
 async def test_at_a_handoff_waiting_messages_go_to_the_next_home() -> None:
     b = bench(Waiting, log := Failing(), STOP)
-    b.host.passes_on = True
+    b.host.draining.passes_on = True
     log.start_gate.clear()
     ask = b.ask("e", "hit", 1)
     await turns()
@@ -215,7 +215,7 @@ async def test_at_a_handoff_waiting_messages_go_to_the_next_home() -> None:
     log.start_gate.set()
     await b.stopped()
     assert not ask.done()
-    assert [entity_id for entity_id, _ in b.host.take_left(Bench.SHARD)] == ["e"]
+    assert [entity_id for entity_id, _ in b.host.draining.take_left(Bench.SHARD)] == ["e"]
 
 
 @ALL

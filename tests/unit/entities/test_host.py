@@ -290,7 +290,7 @@ async def test_an_entity_cut_off_while_it_passivates_is_not_started_again(
     """Its `on_stop` hangs, and messages wait for the next activation. The hand-off has no time for
     that: it ends."""
     b = bench(log := Log())
-    b.host.passes_on = passes_on
+    b.host.draining.passes_on = passes_on
     log.end_gate.clear()
     await b.ask("e", "passivate", 1)
     waiting = [b.ask("e", "hit", n) for n in (2, 3)]
@@ -298,8 +298,8 @@ async def test_an_entity_cut_off_while_it_passivates_is_not_started_again(
     assert b.down == [Bench.SHARD]
     assert b.host.counts.started == {"message": 1}
     assert (b.host.entities, b.host.counts.cut_off) == (0, 1)
-    left = b.host.take_left(Bench.SHARD)
-    assert b.host.take_left(Bench.SHARD) == []
+    left = b.host.draining.take_left(Bench.SHARD)
+    assert b.host.draining.take_left(Bench.SHARD) == []
     if passes_on:
         assert [(i, m.corr) for i, m in left] == [("e", 2), ("e", 3)]
         assert not any(w.done() for w in waiting)

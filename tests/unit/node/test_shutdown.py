@@ -249,6 +249,15 @@ async def test_clients_of_the_only_host_leave_after_the_member() -> None:
     assert work == ["hand off", "leave", "report", "announce", "flush"]
 
 
+@virtual
+async def test_clients_that_stay_keep_the_only_host_for_a_second_only() -> None:
+    """As long as a client has no other way, it does not leave."""
+    node = Leaving()
+    node.members = Hosting((ME,))
+    node.endpoint.clients = 1
+    assert await node.leaving() == (True, about(PART_FIRST_S))
+
+
 def session(tag: NodeId, *, lost: bool = False, busy: bool = True) -> Any:
     error = RuntimeError("lost") if lost else None
     return SimpleNamespace(tag=tag, lost=error, busy=busy)

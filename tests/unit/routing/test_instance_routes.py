@@ -65,6 +65,8 @@ class Owner:
     def is_here(self, node: NodeId) -> bool:
         return node == A
 
+    def way_to_leaving(self, pending: PendingMessage) -> None: ...
+
     def ask_failed(self, entity_type: str, waited_s: float) -> None: ...
 
     def why_away(self) -> str:

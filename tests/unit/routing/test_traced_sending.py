@@ -103,6 +103,8 @@ class Owner:
     def is_here(self, node: NodeId) -> bool:
         return False
 
+    def way_to_leaving(self, pending: Any) -> None: ...
+
     def ask_failed(self, entity_type: str, waited_s: float) -> None: ...
 
     def why_away(self) -> str:

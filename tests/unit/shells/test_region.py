@@ -39,7 +39,7 @@ def test_an_ask_that_has_expired_while_it_was_held_reaches_no_handler() -> None:
 async def test_a_region_has_stopped_with_its_last_shard(order: tuple[str, ...]) -> None:
     """The whole cluster stops: its shards end here, in any order, and none of them moves."""
     stopping: list[str] = []
-    hosts = [SimpleNamespace(passes_on=True, shards=dict.fromkeys(order))]
+    hosts = [SimpleNamespace(draining=SimpleNamespace(passes_on=True), shards=dict.fromkeys(order))]
 
     class Hosts(list[Any]):
         def stop_shards(self, shards: list[str], reason: StopReason) -> None:
@@ -55,7 +55,7 @@ async def test_a_region_has_stopped_with_its_last_shard(order: tuple[str, ...]) 
     stopped = RegionShell.stop_here(shell)
     assert RegionShell.stop_here(shell) is stopped, "asked twice"
     assert stopping == list(order)
-    assert not hosts[0].passes_on
+    assert not hosts[0].draining.passes_on
     for shard in order:
         assert not stopped.done(), f"{shard} runs"
         del hosts[0].shards[shard]
