@@ -126,7 +126,7 @@ class ClientRegion:
         """Return False: a client hosts nothing."""
         return False
 
-    def way_to_leaving(self, pending: PendingMessage) -> None:
+    def send_to_leaving(self, pending: PendingMessage) -> None:
         """Return None: a client hosts nothing."""
 
     def ask_failed(self, entity_type: str, waited_s: float) -> None:

@@ -249,7 +249,6 @@ class Shard:
         "activations",
         "arrivals",
         "cut_off",
-        "drain",
         "fence",
         "host",
         "live",
@@ -279,8 +278,6 @@ class Shard:
         self.returning: set[str] = set()
         """Ids of remembered entities that stopped and start again after a backoff."""
         self.stopping: StopReason | None = None
-        self.drain: Any = None
-        """Its `Drain`, once an entity has sent something to it while it leaves."""
         self.cut_off = False
         """Its time to stop is over: no entity starts here any more."""
 

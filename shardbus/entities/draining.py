@@ -1,27 +1,28 @@
-"""Messages between entities that leave a node together.
+"""Messages of entities for a shard that leaves its home.
 
 A shard that leaves takes nothing new: messages for it wait for its next home. But its entities
-still handle the messages in their mailboxes, and a handler may call other entities of the shard, or
-of another one that leaves. If such a call waited for the next home, that would wait for the
-handler, and the handler for it. So an entity may call the entities that leave the node with it
-until their shard has stopped:
+still handle the messages in their mailboxes, and wait for others meanwhile, which may need the
+shard. If those waited for the next home, that would wait for the handlers, and the handlers for it.
+So a shard still takes calls of entities until it has stopped, the first moment at which none of its
+entities is in memory; what comes later waits:
 
-    sender                                its message for a shard that leaves, and is still here
-    an entity of a shard that leaves      stays: its receiver handles it here, and starts again if
-                                          it has stopped
-    any other                             waits for the next home
+    sender                              ask                     tell
+    an entity that leaves the same node stays until the end     stays for `TELLS_S`
+    any other entity                    stays for `CALLS_S`     waits for the next home
+    a client, or other code             waits                   waits
+
+An entity that has stopped already starts again for such a message.
 
 - **Order.** Once a message of an entity waits for the next home of a shard, all its later ones for
-  that shard follow it.
-- **No circle.** A call waits only for a shard that began to leave before the sender's own. So of
-  any shards that leave one node, the first waits for none.
-- **An end.** Asks end with the handlers that await them. Tells might go to and fro for ever: they
-  stay for `TELLS_S` after the first message that stayed. A shard whose time to stop is over takes
-  nothing more.
+  that shard follow it. Behind a call to a home on another node goes a Flush
+  (`sharding.region.routing`), and that home takes calls only while nothing older of their node
+  waits there.
+- **An end.** The times begin with the first message that stays. Asks of entities that leave
+  together end with the handlers that await them. A shard whose time to stop is over takes nothing
+  more.
 
-A shard leaves from the moment at which its region closes the route to it until it has stopped or
-another home is known. Calls between entities on several nodes can still form a circle, which ends
-with AskTimeout.
+A shard leaves from the moment at which a region closes its route until another home is known. In
+the modes in which shards move directly, only entities that leave together are served so.
 
 Messages of this node that were sent before a shard stopped, and arrive afterwards, stay as well.
 
@@ -44,28 +45,38 @@ from shardbus.entities.entity_type import StopReason
 from shardbus.entities.runner import failure_for_asker
 from shardbus.entities.supervision import EntityCounts
 from shardbus.errors import Unhandled
+from shardbus.ids import NodeId
+from shardbus.sharding.messages import Home
+from shardbus.sharding.region.route import Route
 from shardbus.transport.drop_reports import Origin
 from shardbus.wire.batch import Chain
 
 TELLS_S = 1.0
 """Seconds in which tells between leaving entities stay."""
 
+CALLS_S = 5.0
+"""Seconds in which asks of entities that do not leave stay."""
+
+DRAINS_MIN = 64
+"""Drains that are kept before those of shards that have left are looked for."""
+
 
 class Drain:
-    """The messages that one shard takes while it leaves, towards a home with this fence or a higher
-    one."""
+    """The messages that a shard takes while it leaves this home."""
 
-    __slots__ = ("_tells_until", "_waiting", "fence")
+    __slots__ = ("_calls_until", "_tells_until", "_waiting", "home")
 
-    def __init__(self, fence: int, now: float) -> None:
-        self.fence = fence
-        self._tells_until = now + TELLS_S
+    def __init__(self, home: Home, now: float) -> None:
+        self.home = home
+        self._tells_until, self._calls_until = now + TELLS_S, now + CALLS_S
         self._waiting: set[Activation] = set()
         """Entities of which a message waits for the next home."""
 
-    def takes(self, sender: Activation, now: float, *, asks: bool, leaves: bool) -> bool:
-        """True if the shard takes a message of this entity. `leaves`: so does the sender."""
-        stays = leaves and sender not in self._waiting and (asks or now < self._tells_until)
+    def takes(self, sender: Activation, now: float, *, asks: bool, together: bool) -> bool:
+        """True if the shard takes a message of this entity. `together`: its own shard leaves the
+        same node."""
+        stays = asks or (together and now < self._tells_until)
+        stays = stays and (together or now < self._calls_until) and sender not in self._waiting
         if not stays:
             self._waiting.add(sender)
         return stays
@@ -92,9 +103,6 @@ class Draining:
 
     def __init__(self, host: DrainingHost) -> None:
         self._host = host
-        self.leaves: Callable[[str], int] = lambda shard: 0
-        """Returns the lowest fence of the next home of a shard that leaves; 0 if it stays, or has
-        another home."""
         self.may_end: Callable[[str], bool] = lambda shard: True
         """Returns false while entities of other types run in a shard that has none of this type,
         and may call some."""
@@ -102,34 +110,69 @@ class Draining:
         """Messages that a moving shard has not handled go to its next home; else they are
         refused."""
         self._left: dict[str, list[tuple[str, Message]]] = {}
+        self._me: NodeId | None = None
+        self._route_of: Callable[[str], Route | None] = lambda shard: None
+        self._drains: dict[str, Drain] = {}
+        self._drains_max = DRAINS_MIN
+
+    def attach(self, me: NodeId, route_of: Callable[[str], Route | None]) -> None:
+        """Set the node, and the function that returns the route of a shard."""
+        self._me, self._route_of = me, route_of
 
     # ---- messages that it takes
 
-    def keeps(self, shard: str, sender: Activation, *, asks: bool) -> bool:
-        """True if a shard that leaves takes a message of this entity."""
-        hosted, fence = self._host.shards.get(shard), self.leaves(shard)
-        if hosted is None or hosted.cut_off or not fence:
-            return False
-        drain, now = hosted.drain, self._host.loop.time()
-        if drain is None or drain.fence != fence:
-            drain = hosted.drain = Drain(fence, now)
+    def _home_of(self, shard: str) -> Home | None:
+        """Return the home that a shard leaves and which still takes messages."""
+        route = self._route_of(shard)
+        home = None if route is None else route.leaving_home
+        if home is not None and home.node == self._me:
+            hosted = self._host.shards.get(shard)
+            return home if hosted is not None and not hosted.cut_off else None
+        return home
+
+    def leaves(self, shard: str) -> bool:
+        """True if a shard of this node leaves it, and still takes messages."""
+        home = self._home_of(shard)
+        return home is not None and home.node == self._me
+
+    def home_for(self, shard: str, sender: Activation, *, asks: bool) -> Home | None:
+        """Return the home for a message of this entity that its shard still takes though it leaves;
+        None if the message waits for the next one."""
+        home = self._home_of(shard)
+        if home is None:
+            return None
+        drain, now = self._drains.get(shard), self._host.loop.time()
+        if drain is None or drain.home != home:
+            drain = self._drain(shard, Drain(home, now))
         origin = sender.shard
-        leaves = origin.host.draining.leaves(origin.shard) > 0
-        return bool(drain.takes(sender, now, asks=asks, leaves=leaves))
+        together = home.node == self._me and origin.host.draining.leaves(origin.shard)
+        return home if drain.takes(sender, now, asks=asks, together=together) else None
+
+    def _drain(self, shard: str, drain: Drain) -> Drain:
+        """Keep the drain of a shard, and forget those of shards that have left."""
+        if len(self._drains) >= self._drains_max:
+            self._drains = {s: d for s, d in self._drains.items() if self._home_of(s) == d.home}
+            self._drains_max = max(DRAINS_MIN, 2 * len(self._drains))
+        self._drains[shard] = drain
+        return drain
+
+    def takes(self, hosted: Shard, *, awaited: bool = False) -> bool:
+        """True if a shard that stops still takes messages. `awaited`: an entity awaits the answer,
+        also while the whole cluster stops."""
+        if hosted.cut_off or hosted.stopping not in MOVES:
+            return False
+        return self.leaves(hosted.shard) or (awaited and not self.passes_on)
 
     def enter(self, hosted: Shard, entity_id: str, chain: Chain) -> Activation | None:
         """Return the activation of an entity of a shard that stops, started again if need be, for a
-        message of this node that has arrived; None if the shard does not take that."""
-        host, reason = self._host, hosted.stopping
-        if hosted.cut_off or reason not in MOVES:
-            return None
-        awaited_at_the_end = bool(chain) and not self.passes_on  # the whole cluster stops
-        if not awaited_at_the_end and not self.leaves(hosted.shard):
+        message of an entity that has arrived; None if the shard does not take that."""
+        if not self.takes(hosted, awaited=bool(chain)):
             return None
         if (activation := hosted.activations.get(entity_id)) is not None:
             return activation
+        host = self._host
         activation = host.activate(hosted, entity_id, "message", None, chain)
-        host.loop.call_soon(host.end, activation, reason)
+        host.loop.call_soon(host.end, activation, hosted.stopping or StopReason.HANDOFF)
         return activation
 
     def starts_again(self, activation: Activation) -> bool:

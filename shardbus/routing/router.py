@@ -213,9 +213,9 @@ class RouterOwner(Protocol):
     def deliverer(self) -> Deliverer: ...
     def out_for(self, node: NodeId) -> SessionOutbox: ...
     def is_here(self, node: NodeId) -> bool: ...
-    def way_to_leaving(self, pending: PendingMessage, /) -> SessionOutbox | None:
-        """Return the outbox of this process for a message that a shard still takes which leaves it;
-        None if the message must wait."""
+    def send_to_leaving(self, pending: PendingMessage, /) -> SessionOutbox | None:
+        """Send a message that a shard still takes which leaves its home. Returns the outbox; None
+        if the message must wait."""
 
     def ask_failed(self, entity_type: str, waited_s: float, /) -> None:
         """Note that an ask of this process has failed that waited so long and found no home."""
@@ -499,9 +499,11 @@ class Router:
         check_loop(self._loop)
         if len(pending.payload) > PAYLOAD_BYTES_MAX:
             raise too_large(len(pending.payload))
-        out = self.route(pending.shard).out or self._owner.way_to_leaving(pending)
-        if out is not None:
+        if (out := self.route(pending.shard).out) is not None:
             pending.send(out, self._clock)
+        else:
+            out = self._owner.send_to_leaving(pending)
+        if out is not None:
             return self.done if out.writable else out.until_room
         if self.refused is not None:
             pending.refuse(self.refused)

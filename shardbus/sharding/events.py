@@ -288,6 +288,13 @@ class FlushDone(msgspec.Struct, frozen=True):
     flush_id: int
 
 
+class CallSent(msgspec.Struct, frozen=True):
+    """A call of an entity went to the home that the shard leaves. Nothing may go to the next one
+    before it has arrived."""
+
+    shard: str
+
+
 class ShardReady(msgspec.Struct, frozen=True):
     """Answer to StartShard: the shard takes messages."""
 
@@ -336,7 +343,7 @@ class AskTableVersions(msgspec.Struct, frozen=True):
 RegionEvent = (
     Deliver | Expired | Withdrawn | Watch | InstancesDescribed | MessageReceived | CoordinatorAt
     | EpochSeen | AskTableVersions
-    | FlushDone | ShardReady
+    | FlushDone | CallSent | ShardReady
     | ShardDown
     | NodeGone | NodeBack | NodeLeft | Shutdown
 )  # fmt: skip

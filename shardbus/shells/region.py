@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from shardbus.config.options import closest
 from shardbus.config.settings import Settings, ShardingSettings
-from shardbus.entities.activation import Activation, Message
+from shardbus.entities.activation import Activation, Message, Shard
 from shardbus.entities.dead_letters import DeadLetters
 from shardbus.entities.durable_mailboxes import RECORD
 from shardbus.entities.entity_type import EntityType, Invoker, StopReason
@@ -226,7 +226,7 @@ class RegionShell:
         if self.router.rows is not None:
             self.router.rows.here, self.router.rows.sender_name = node.me, str(node.me)
         self.sender = sender_of(self.router)
-        self.host.draining.leaves = region.leaves
+        self.host.draining.attach(node.me, region.routing.find)
 
     @property
     def deliverer(self) -> DeliverySender:
@@ -463,13 +463,19 @@ class RegionShell:
             return None
         if not hosted.open:
             local = session is self._node.loopback
-            if local and hosted.stopping is not None:
+            if hosted.stopping is not None and (local or (chain and self._takes(session, hosted))):
                 return self.host.draining.enter(hosted, entity_id, chain)
             if not hosted.lets_in(session, local):
                 return None
             if (activation := hosted.activations.get(entity_id)) is not None:
                 return activation
         return self.host.activate(hosted, entity_id, "message", None, chain)
+
+    def _takes(self, session: Session, hosted: Shard) -> bool:
+        """True if a shard that stops takes calls of entities of another node: nothing older of it
+        waits here for the next home."""
+        route = self.router.region.routing.find(hosted.shard)
+        return route is not None and not route.keeps_from(session.tag)
 
     def _forward(self, session: Session, entity_id: str, message: Message, hops: int) -> None:
         """Let the region machine buffer or forward a message that cannot be delivered here."""
@@ -509,7 +515,10 @@ class RegionShell:
         forward it."""
         local = session is self._node.loopback
         hosted = self.host.shards.get(flush.shard)
-        if hosted is not None and hosted.lets_in(session, local):
+        if hosted is not None and (
+            hosted.lets_in(session, local)
+            or (self.host.draining.takes(hosted) and self._takes(session, hosted))
+        ):
             session.outbox.reply(flush.corr, b"")
             return
         if not self.router.has_shard(flush.shard):
@@ -543,14 +552,19 @@ class RegionShell:
         """True if `node` is this node."""
         return node == self._node.me
 
-    def way_to_leaving(self, pending: PendingMessage) -> SessionOutbox | None:
-        """Return the loopback for a message between entities that leave this node together; None
-        for any other."""
-        if pending.shard not in self.host.shards or (now := entity_now()) is None:
+    def send_to_leaving(self, pending: PendingMessage) -> SessionOutbox | None:
+        """Send a message of an entity to the home that its shard leaves, if that takes it; return
+        None for any other."""
+        if (now := entity_now()) is None or pending.hops:
             return None
-        asks = pending.waiter is not None
-        stays = self.host.draining.keeps(pending.shard, now[1], asks=asks)
-        return self._node.loopback.outbox if stays else None
+        home = self.host.draining.home_for(pending.shard, now[1], asks=pending.waiter is not None)
+        if home is None or self.router.region.routing.is_gone(home.node):
+            return None
+        out = self.out_for(home.node)
+        pending.send(out, self._node.endpoint.clock)
+        if home.node != self._node.me:
+            self.router.handle(events.CallSent(pending.shard))
+        return out
 
     def perform(self, effect: events.RegionEffect) -> None:
         """Perform the region machine's effects that do not concern routes."""

@@ -94,7 +94,7 @@ class Homes:
     def is_here(self, node: NodeId) -> bool:
         return False
 
-    def way_to_leaving(self, pending: PendingMessage) -> None: ...
+    def send_to_leaving(self, pending: PendingMessage) -> None: ...
 
     def why_away(self) -> str:
         return ""
@@ -274,7 +274,7 @@ class Homes:
             assert fate or name in self.with_link, f"{name} was lost"
 
     def key(self) -> Hashable:
-        routing: Any = self.region._routing
+        routing: Any = self.region.routing
         routes = tuple(
             (shard, route.state, route.home and route.home.node, route.next_home is not None,
              len(route.waiting), len(route.returned))

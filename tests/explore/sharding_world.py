@@ -9,7 +9,7 @@ network of machines. Links keep order and lose nothing.
     run              time passes
 
 n1 has the coordinator, n2 the shard at first. With each event every process sends two messages to
-an entity of the shard. Shards take a moment to stop.
+an entity of the shard, and an entity of each node calls it twice. Shards take a moment to stop.
 
 Laws: the laws of `sharding_net`: one home at a time, fences grow, messages of one sender keep their
 order where the mode does; after quiet each one was handled or rejected, or was with a dead process,
@@ -172,17 +172,19 @@ class ShardingWorld:
         for process in list(self.town.processes.values()):
             if process.alive and not process.leaving:
                 self.town.tell(process, "s", self.town.entity(SHARD))
+                if process.hosts:
+                    self.town.tell(process, "e", self.town.entity(SHARD), calls=True)
 
     def key(self) -> Hashable:
         town = self.town
         rows = [self._of(process) for process in town.processes.values() if process.alive]
         way = len(town.sent) - len(town.handled) - len(town.rejected)
-        return tuple(rows), tuple(self._stalls()), town.place, town.store.slow, min(way, 4)
+        return tuple(rows), tuple(self._stalls()), town.place, town.store.slow, min(way, 8)
 
     @staticmethod
     def _of(process: Process) -> Hashable:
         region: Any = process.region
-        route = region._routing._route(SHARD)
+        route = region.routing._route(SHARD)
         phases = tuple((p.phase, p.new) for p in region.move_phases())
         ruler = process.coordinator
         return (

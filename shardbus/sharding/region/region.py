@@ -89,11 +89,11 @@ class ShardRegion:
         self._layout = layout
         self._proxy = proxy or me is None
         self._out: list[ev.RegionEffect] = []
-        self._routing = Routing(me, settings, self._out)
+        self.routing = Routing(me, settings, self._out)
         self._registration = Registration(me is not None, settings.retry_interval)
-        self._outgoing = OutgoingMoves(me, settings, self._routing, self._out, self._stop_moving)
+        self._outgoing = OutgoingMoves(me, settings, self.routing, self._out, self._stop_moving)
         self._incoming = IncomingMoves(
-            me, settings, self._routing, self._out, self._start_prepared, self._drop_prepared
+            me, settings, self.routing, self._out, self._start_prepared, self._drop_prepared
         )
         self.table_gossip = TableGossip(me, self._out)
         self._deferred: list[ev.MessageReceived] = []
@@ -101,10 +101,10 @@ class ShardRegion:
         self._hosted: dict[str, HostedShard] = {}
         self._stopped: dict[str, int] = {}
         self._reports = CoordinatorReports(
-            me, self._routing, self._outgoing, self._incoming, self._out
+            me, self.routing, self._outgoing, self._incoming, self._out
         )
         self._watchers = Watchers(
-            me, self._registration, self._routing, self.table_gossip, self._out
+            me, self._registration, self.routing, self.table_gossip, self._out
         )
         self._shutdown = RegionShutdown(settings.handoff_timeout, settings.retry_interval)
         self._turn_at: float | None = None
@@ -133,12 +133,12 @@ class ShardRegion:
     @property
     def buffered(self) -> tuple[int, int]:
         """The messages and bytes that wait for a home."""
-        counts = self._routing.waiting.counts
+        counts = self.routing.waiting.counts
         return counts.messages, counts.bytes
 
     def kept(self) -> Iterator[BufferedMessage]:
         """Yield every message that waits here for a home or for its turn."""
-        yield from self._routing.kept()
+        yield from self.routing.kept()
         yield from self._incoming.kept()
 
     @property
@@ -158,26 +158,20 @@ class ShardRegion:
 
     def home_of(self, shard: str) -> Home | None:
         """Return the best home known."""
-        return self._routing.home_of(shard)
-
-    def leaves(self, shard: str) -> int:
-        """Return the floor of the next home of a shard that leaves this node, or 0 if it stays."""
-        hosted, floor = self._hosted.get(shard), self._routing.next_floor_of(shard)
-        stays = hosted is None or hosted.state is HostedState.PREPARED or floor <= hosted.fence
-        return 0 if stays else floor
+        return self.routing.home_of(shard)
 
     def absence_of(self, shard: str) -> tuple[Absence, NodeId | None]:
         """Return why a shard has no home that takes messages, and the home that it had last."""
-        return self._routing.absence_of(shard)
+        return self.routing.absence_of(shard)
 
     def why_waiting(self, shard: str) -> str:
         """Return why a requested shard has no home, empty if that is not known."""
-        return self._routing.requests.why_waiting(shard)
+        return self.routing.requests.why_waiting(shard)
 
     @property
     def instances(self) -> int:
         """The number of instances of the type; 0: it has none, or the number is not known."""
-        return self._routing.instances
+        return self.routing.instances
 
     def handle(self, event: ev.RegionEvent, now: float) -> list[ev.RegionEffect]:
         """Handle one event; return its immediate effects."""
@@ -186,28 +180,30 @@ class ShardRegion:
             case ev.Deliver():
                 moves = self._outgoing.deliver(event) or self._incoming.deliver(event)
                 if not moves:
-                    self._routing.deliver(event, now)
+                    self.routing.deliver(event, now)
             case ev.MessageReceived(sender, message):
                 self._on_message(sender, message, now)
             case ev.Expired(shards):
-                self._routing.mark_expired(shards)
+                self.routing.mark_expired(shards)
             case ev.Withdrawn(messages):
-                self._routing.withdraw(messages)
+                self.routing.withdraw(messages)
             case ev.Watch(shards):
                 for shard in shards:
-                    self._routing.watch(shard, now)
+                    self.routing.watch(shard, now)
             case ev.InstancesDescribed(count):
-                if not self._routing.instances:
-                    self._routing.set_instances(count)
+                if not self.routing.instances:
+                    self.routing.set_instances(count)
             case ev.CoordinatorAt(node, why_no_home):
-                self._routing.requests.why_no_home = why_no_home
+                self.routing.requests.why_no_home = why_no_home
                 self._registration.set_coordinator(node, now)
-                self._routing.request_again(now, everything=self._me is None)
+                self.routing.request_again(now, everything=self._me is None)
                 self._set_help(now)
             case ev.EpochSeen(epoch):
                 self._registration.on_epoch(epoch, now)
             case ev.FlushDone(shard, flush_id):
-                self._routing.on_flushed(shard, flush_id, now)
+                self.routing.on_flushed(shard, flush_id, now)
+            case ev.CallSent(shard):
+                self.routing.on_call_sent(shard, now)
             case ev.ShardReady(shard):
                 self._on_ready(shard, now)
             case ev.ShardDown(shard, left, carried):
@@ -216,14 +212,14 @@ class ShardRegion:
                 self._watchers.forget(node)
                 returned = self._outgoing.refuse_returned(node, returned)
                 self._outgoing.on_node_gone(node)
-                self._routing.on_node_gone(node, returned, now)
+                self.routing.on_node_gone(node, returned, now)
                 self._incoming.on_node_gone(node)
                 self.table_gossip.on_node_gone(node)
             case ev.NodeLeft(node):
-                self._routing.on_node_left(node, now)
+                self.routing.on_node_left(node, now)
                 self.table_gossip.on_node_gone(node)
             case ev.NodeBack(node):
-                self._routing.on_node_back(node)
+                self.routing.on_node_back(node)
                 self.table_gossip.on_node_back(node)
             case ev.AskTableVersions():
                 self.table_gossip.ask_versions()
@@ -239,7 +235,7 @@ class ShardRegion:
         ends = self._shutdown.deadlines()
         moves = (self._outgoing.deadline(), self._incoming.deadline())
         starts = (self._turn_at, self._registration.due, self.table_gossip.due)
-        dues = (*starts, self._routing.requests.timers.deadline(), *moves, *ends)
+        dues = (*starts, self.routing.requests.timers.deadline(), *moves, *ends)
         return min((due for due in dues if due is not None), default=None)
 
     def tick(self, now: float) -> list[ev.RegionEffect]:
@@ -254,8 +250,8 @@ class ShardRegion:
         if self._deferred:
             self._take_up_deferred(now)
         self.table_gossip.tick(now)
-        self._routing.pass_to_instances()
-        requests = self._routing.due_requests(now)
+        self.routing.pass_to_instances()
+        requests = self.routing.due_requests(now)
         if self._registration.coordinator is not None:
             self._reports.send(requests)
         self._watchers.inform()
@@ -264,7 +260,7 @@ class ShardRegion:
 
     def check(self) -> None:
         """Check the invariants; for tests."""
-        self._routing.check(self._incoming.kept())
+        self.routing.check(self._incoming.kept())
         self._outgoing.check()
         self._incoming.check()
         for shard, hosted in self._hosted.items():
@@ -278,9 +274,9 @@ class ShardRegion:
             case msg.RegisterAck(epoch, _, homes):
                 if self._obeys(sender, epoch, now):
                     self._registration.on_registered(self.hosted, now)
-                    self._routing.admit()
+                    self.routing.admit()
                     self.table_gossip.forget_before(epoch)
-                    self._routing.requests.by_gossip = self.table_gossip.state is not None
+                    self.routing.requests.by_gossip = self.table_gossip.state is not None
                     self._on_homes(homes, epoch, now)
             case msg.RegisterRefused(epoch, reason):
                 if self._obeys(sender, epoch, now):
@@ -289,8 +285,8 @@ class ShardRegion:
                 if self._obeys(sender, epoch, now):
                     self._on_homes(homes, epoch, now)
             case msg.InstanceCount(epoch, count):
-                if self._obeys(sender, epoch, now) and count != self._routing.instances:
-                    self._routing.set_instances(count)
+                if self._obeys(sender, epoch, now) and count != self.routing.instances:
+                    self.routing.set_instances(count)
                     self._watchers.send_count()
             case msg.HostShard(epoch, homes, behind):
                 if self._obeys(sender, epoch, now):
@@ -300,11 +296,11 @@ class ShardRegion:
             case msg.PassOn(homes):
                 for home in homes:
                     if home.node == sender:
-                        self._routing.on_pass_on(home)
+                        self.routing.on_pass_on(home)
             case msg.BeginHandOff(epoch, homes):
                 if self._obeys(sender, epoch, now):
                     for home in homes:
-                        self._routing.begin_handoff(home, epoch, now)
+                        self.routing.begin_handoff(home, epoch, now)
             case msg.HandOff(epoch, homes):
                 if self._obeys(sender, epoch, now):
                     for home in homes:
@@ -316,7 +312,7 @@ class ShardRegion:
                 self._on_move_message(sender, message, now)
             case msg.Wait(epoch, shards, why):  # a former coordinator will not answer
                 if self._obeys(sender, epoch, now) and sender == self._registration.coordinator:
-                    self._routing.on_wait(shards, why, now)
+                    self.routing.on_wait(shards, why, now)
             case msg.RegionStopped(node):
                 if node == self._me and sender == self._registration.coordinator:
                     self._shutdown.confirm()
@@ -350,7 +346,7 @@ class ShardRegion:
                     for move in moves:
                         self._on_moved(move, epoch, now, ordered=ordered)
                         if not ordered:
-                            self._routing.note_unordered(move, mode)
+                            self.routing.note_unordered(move, mode)
             case msg.AckWanted(moves):
                 wanted = [move for move in moves if move.new.node == sender]
                 for move in wanted:
@@ -359,7 +355,7 @@ class ShardRegion:
                 mine = tuple(move for move in wanted if move.old.node != self._me)
                 self._acknowledge(mine)
                 for move in mine:
-                    self._routing.on_moved(move, self.epoch, now, ordered=True)
+                    self.routing.on_moved(move, self.epoch, now, ordered=True)
             case msg.PrepareMove(mode, senders, moves):
                 for move in moves:
                     if move.old.node == sender:
@@ -417,7 +413,7 @@ class ShardRegion:
             self._deferred.append(ev.MessageReceived(sender, replace(message, moves=(move,))))
             return
         running = hosted.state in (HostedState.STARTING, HostedState.RUNNING)
-        if not running or hosted.restart_fence or not self._routing.is_settled_here(shard):
+        if not running or hosted.restart_fence or not self.routing.is_settled_here(shard):
             self._outgoing.refused[shard] = move
             return
         self._outgoing.begin(move, message.mode, message.senders, now)
@@ -435,7 +431,7 @@ class ShardRegion:
             return
         ended = home.fence <= self._stopped.get(shard, 0)
         closed = self._proxy or self._shutdown.alone or self._shutdown.done
-        late = not self._routing.accepts(home, self.epoch)  # the shard lives somewhere else by now
+        late = not self.routing.accepts(home, self.epoch)  # the shard lives somewhere else by now
         if hosted is not None or ended or closed or late:
             self._out.append(ev.Send(move.old.node, msg.MoveCancelled((move,))))
             return
@@ -448,7 +444,7 @@ class ShardRegion:
         if move.new.node == self._me and move.new.shard not in self._hosted:
             self._report_stopped(move.new)
             return
-        self._routing.on_moved(move, epoch, now, ordered=ordered)
+        self.routing.on_moved(move, epoch, now, ordered=ordered)
         self._repeat_complete(move)
 
     def _repeat_complete(self, move: ShardMove) -> None:
@@ -502,14 +498,14 @@ class ShardRegion:
                 hosted.restart_fence = 0
                 self._outgoing.on_superseded(home.shard)
                 self._stop(home.shard, hosted, now)
-            self._routing.on_home(home, epoch, now)
+            self.routing.on_home(home, epoch, now)
 
     def _on_table(self, sender: NodeId, state: msg.TableState, now: float) -> None:
         """Use the homes of a newer table. Any region may have sent it: homes are believed by their
         fences."""
         if state.epoch >= self.epoch:
             self._on_homes(self.table_gossip.on_state(sender, state, now), state.epoch, now)
-            self._routing.requests.by_gossip = self.table_gossip.state is not None
+            self.routing.requests.by_gossip = self.table_gossip.state is not None
 
     def _on_host(self, home: Home, behind: Home | None, epoch: int, now: float) -> None:
         shard, hosted = home.shard, self._hosted.get(home.shard)
@@ -518,21 +514,21 @@ class ShardRegion:
             return
         if hosted is None:
             ended = home.fence <= self._stopped.get(shard, 0)
-            if ended or self._shutdown.alone or not self._routing.accepts(home, epoch):
+            if ended or self._shutdown.alone or not self.routing.accepts(home, epoch):
                 self._report_stopped(home)
                 return
-            if behind is not None and self._routing.await_leftovers(behind, now):
+            if behind is not None and self.routing.await_leftovers(behind, now):
                 self._out.append(ev.Send(behind.node, msg.PassOn((home,))))
             self._start(home, epoch, now)
         elif home.fence == hosted.fence and hosted.state is HostedState.PREPARED:
             self._incoming.on_host(home)
-            self._routing.on_home(home, epoch, now)
+            self.routing.on_home(home, epoch, now)
         elif home.fence == hosted.fence and hosted.state is HostedState.RUNNING:
             self._reports.started[shard] = home
         elif home.fence > hosted.fence:
             hosted.restart_fence = max(hosted.restart_fence, home.fence)
             self._stop(shard, hosted, now)
-            self._routing.on_home(home, epoch, now)
+            self.routing.on_home(home, epoch, now)
 
     def _on_handoff(self, home: Home, now: float) -> None:
         hosted = self._hosted.get(home.shard)
@@ -549,20 +545,20 @@ class ShardRegion:
             hosted.restart_fence = 0
             hosted.stop_fence = home.fence
         self._stop(home.shard, hosted, now)
-        self._routing.on_shard_stopping(home.shard, home.fence, now)
+        self.routing.on_shard_stopping(home.shard, home.fence, now)
 
     def _on_refused(self, reason: str, now: float) -> None:
         self._note("register_refused", reason)
         self._registration.on_refused(now)
         for shard, hosted in self._hosted.items():
             self._stop(shard, hosted, now)
-        self._routing.refuse()
+        self.routing.refuse()
 
     # Shards on this node.
 
     def _start(self, home: Home, epoch: int, now: float) -> None:
         self._hosted[home.shard] = HostedShard(home.fence)
-        self._routing.on_home(home, epoch, now)
+        self.routing.on_home(home, epoch, now)
         self._out.append(ev.StartShard(home.shard, home.fence))
 
     def _stop(self, shard: str, hosted: HostedShard, now: float) -> None:
@@ -570,7 +566,7 @@ class ShardRegion:
             return
         prepared = hosted.state is HostedState.PREPARED
         hosted.state = HostedState.STOPPING
-        self._routing.on_shard_stopping(shard, hosted.fence, now)
+        self.routing.on_shard_stopping(shard, hosted.fence, now)
         self._incoming.end(shard, now)
         if prepared:
             self._on_down(shard, (), now)
@@ -585,7 +581,7 @@ class ShardRegion:
         self._outgoing.on_running(shard)
         self._reports.started[shard] = Home(shard, self._me, hosted.fence)
         if not self._incoming.on_running(shard, now):
-            self._routing.on_shard_running(shard, hosted.fence)
+            self.routing.on_shard_running(shard, hosted.fence)
 
     def _on_down(
         self,
@@ -604,8 +600,8 @@ class ShardRegion:
                 self._restart(shard, hosted.restart_fence)
             return
         if hosted.state is not HostedState.STOPPING or not hosted.restart_fence:
-            self._routing.on_shard_stopping(shard, fence, now)  # it may have this home again
-        self._routing.keep_leftovers(shard, left, self.epoch, now)
+            self.routing.on_shard_stopping(shard, fence, now)  # it may have this home again
+        self.routing.keep_leftovers(shard, left, self.epoch, now)
         if hosted.restart_fence:
             self._restart(shard, hosted.restart_fence)
         else:

@@ -27,13 +27,14 @@ before everything else (`routing` says how):
 
 **The floor** is the lowest fence that a home may have to be accepted:
 
-    event                                  `fence`            `handed_off`      `dead`
-    no home was known                      0                  none              none
-    a home is known                        its fence          none              none
-    the home is left, or stopped here      above the home's   none              none
-    BeginHandOff for the home              above the home's   its fence, epoch  none
-    the home died                          above the home's   none              the home
-    its node lives after all               the home's again   none              none
+    event                       `fence`            `handed_off`      `dead`    `leaving`
+    no home was known           0                  none              none      none
+    a home is known             its fence          none              none      none
+    the home's node has left    above the home's   none              none      none
+    the shard stops here        above the home's   none              none      the home if known
+    BeginHandOff for the home   above the home's   its fence, epoch  none      the home if known
+    the home died               above the home's   none              the home  none
+    its node lives after all    the home's again   none              none      none
 
 A new coordinator may put a shard back to the home it was about to leave: then the fence just below
 the floor is accepted again, if the new epoch is above the epoch of the BeginHandOff.
@@ -179,6 +180,8 @@ class HomeFloor(msgspec.Struct):
     """Fence and epoch of the BeginHandOff that raised the floor above that fence."""
     dead: Home | None = None
     """The home whose death raised the floor above its fence."""
+    leaving: Home | None = None
+    """The home that the shard leaves, if messages went there until then."""
 
     def accepts(self, home: Home, epoch: int) -> bool:
         """True if this home is at least as new as the floor."""
@@ -189,13 +192,19 @@ class HomeFloor(msgspec.Struct):
 
     def set(self, fence: int) -> None:
         """Accept no fence below this one, and forget why."""
-        self.fence, self.handed_off, self.dead = fence, None, None
+        self.fence, self.handed_off, self.dead, self.leaving = fence, None, None, None
 
-    def on_begin_handoff(self, home: Home, epoch: int) -> bool:
+    def leave(self, home: Home, *, known: bool) -> None:
+        """Raise the floor above a home that the shard leaves. `known`: messages went there until
+        now, so none waits that is older than the next."""
+        self.set(home.fence + 1)
+        self.leaving = home if known else None
+
+    def on_begin_handoff(self, home: Home, epoch: int, *, known: bool) -> bool:
         """Raise the floor: the shard is about to leave this home. Returns False if the home is an
         earlier one."""
         if home.fence >= self.fence:
-            self.set(home.fence + 1)
+            self.leave(home, known=known)
             self.handed_off = (home.fence, epoch)
         elif self.handed_off is not None and self.handed_off[0] == home.fence:
             self.handed_off = (home.fence, max(epoch, self.handed_off[1]))
@@ -218,6 +227,7 @@ class HomeFloor(msgspec.Struct):
         assert self.handed_off is None or self.dead is None
         assert self.handed_off is None or self.fence == self.handed_off[0] + 1
         assert self.dead is None or self.fence == self.dead.fence + 1
+        assert self.leaving is None or self.fence == self.leaving.fence + 1
 
 
 class Leftovers(msgspec.Struct):
@@ -263,6 +273,8 @@ class OpenFlush(msgspec.Struct):
     """Earlier next homes, to which the old one may have forwarded; at most `LEFT_MAX`."""
     unacked: Home | None = None
     """The BeginHandOff to acknowledge when the Flush ends."""
+    calls: bool = False
+    """Calls of entities went to the old home behind it."""
 
 
 class Route(msgspec.Struct):
@@ -301,9 +313,17 @@ class Route(msgspec.Struct):
         return self.next_home or (self.home if self.state is RouteState.KNOWN else None)
 
     @property
-    def next_floor(self) -> int:
-        """The floor that the next home must reach; 0 if a home is known."""
-        return self.floor.fence if self.best_home is None else 0
+    def leaving_home(self) -> Home | None:
+        """The home that the shard leaves, while it still takes calls of entities, if none waits for
+        the next one."""
+        leaving = self.floor.leaving
+        if leaving is None or self.leftovers.messages:
+            return None
+        return leaving if self.home is None or self.home.node == leaving.node else None
+
+    def keeps_from(self, via: NodeId) -> bool:
+        """True if messages from `via` may wait here for the next home."""
+        return self.forwarded_next.may_include(via)
 
     @property
     def absence(self) -> tuple[Absence, NodeId | None]:
@@ -394,7 +414,14 @@ class Route(msgspec.Struct):
         assert next_home is None or (self.next_home is not None) is next_home
         assert messages is None or any(self.queues) is messages
         assert self.leftovers.state in leftovers
+        assert self.next_home is None or self.floor.leaving is None
         self.floor.check()
+
+    def check_timer(self, me: NodeId | None, *, timed: bool) -> None:
+        """Check that all that waits has a timer. `timed`: the route has one."""
+        awaited = self.next_home is not None and self.next_home.node != me
+        assert timed or not (self.leftovers.messages and awaited), "leftovers have no deadline"
+        assert timed or not self.needs_home, f"the messages for {self.shard} have no timer"
 
 
 class RouteBuffers:
@@ -408,6 +435,11 @@ class RouteBuffers:
         self._messages_max = messages_max
         self._bytes_max = bytes_max
         self._tenth = 0
+
+    def check(self, waiting: list[BufferedMessage]) -> None:
+        """Compare the counts with all that waits."""
+        assert len(waiting) == self.messages
+        assert sum(message.size for message in waiting) == self.bytes
 
     def add(self, message: BufferedMessage) -> bool:
         """Count the message. Returns False, and counts nothing, if there is no room."""

@@ -131,10 +131,9 @@ class Routing:
         route = self._routes.get(shard)
         return None if route is None else route.best_home
 
-    def next_floor_of(self, shard: str) -> int:
-        """Return the floor that the next home of a shard must reach; 0 if a home is known."""
-        route = self._routes.get(shard)
-        return 0 if route is None else route.next_floor
+    def find(self, shard: str) -> Route | None:
+        """Return the route of a shard, if the region has one."""
+        return self._routes.get(shard)
 
     def known_shards(self) -> list[str]:
         """Return the shards whose home is known."""
@@ -272,7 +271,7 @@ class Routing:
     def begin_handoff(self, home: Home, epoch: int, now: float) -> None:
         """Buffer messages for the shard, which leaves this home; acknowledge after the Flush."""
         route = self._route(home.shard)
-        if not route.floor.on_begin_handoff(home, epoch):
+        if not route.floor.on_begin_handoff(home, epoch, known=route.state is RouteState.KNOWN):
             self.acks[home.shard] = home
             return
         next_home = route.next_home
@@ -291,8 +290,22 @@ class Routing:
         route = self._routes.get(shard)
         if route is None or route.flush is None:
             return
-        if route.flush.number == flush_id:
+        if route.flush.number != flush_id:
+            return
+        home, passed = route.home, route.flush.passed
+        if not route.flush.calls or home is None or home.node in self._dead:
             self._end_flush(route, now)
+            return
+        self._forget_old_home(route)
+        self._flush(route, home, now, passed)
+
+    def on_call_sent(self, shard: str, now: float) -> None:
+        """Let a Flush follow a call that went to the home which the shard leaves."""
+        route = self._route(shard)
+        if route.flush is not None:
+            route.flush.calls = True
+        elif (home := route.leaving_home) is not None:
+            self._flush(route, home, now)
 
     def on_node_left(self, node: NodeId, now: float) -> None:
         """Send nothing more to a node that left; messages already sent there arrive."""
@@ -362,8 +375,8 @@ class Routing:
         route = self._route(shard)
         if route.next_home is not None and route.next_home.node == self._me:
             route.next_home = None
-        if route.floor.fence <= fence:
-            route.floor.set(fence + 1)
+        if route.floor.fence <= fence and self._me is not None:
+            route.floor.leave(Home(shard, self._me, fence), known=route.is_at(self._me))
         if route.is_at(self._me):
             self._close(route)
         self.requests.expect(route, now)
@@ -516,16 +529,10 @@ class Routing:
     def check(self, kept: Iterable[BufferedMessage] = ()) -> None:
         """Check that counts are exact and that whatever waits has a timer; for tests. `kept`: the
         messages that are kept outside of the routes."""
-        waiting = [*self.kept(), *kept]
-        assert len(waiting) == self._buffers.messages
-        assert sum(message.size for message in waiting) == self._buffers.bytes
-        for shard, route in self._routes.items():
+        self._buffers.check([*self.kept(), *kept])
+        for route in self._routes.values():
             route.check()
-            next_home = route.next_home
-            if route.leftovers.messages and next_home is not None and next_home.node != self._me:
-                assert shard in self._timers, f"the leftovers of {shard} have no deadline"
-            if route.needs_home:
-                assert shard in self._timers, f"the messages for {shard} have no timer"
+            route.check_timer(self._me, timed=route.shard in self._timers)
 
     # Leftovers.
 

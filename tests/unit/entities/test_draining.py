@@ -11,8 +11,10 @@ from typing import Any, ClassVar, cast
 import pytest
 
 from shardbus import Entity, ShardBus, StopReason, handler
-from shardbus.entities.draining import TELLS_S, Drain
+from shardbus.entities.draining import CALLS_S, TELLS_S, Drain
+from shardbus.ids import NodeId
 from shardbus.sharding.handoff_modes import MODES
+from shardbus.sharding.messages import Home
 from shardbus.testing import TestCluster
 
 IDS = [str(n) for n in range(40)]
@@ -136,16 +138,23 @@ async def test_messages_of_one_sender_stay_in_order(kind: type[Account], ask_at:
             assert ask_at == 9 or Account.seen[receiver] == numbers
 
 
-@pytest.mark.parametrize(("asks", "leaves", "waits", "late"), product([False, True], repeat=4))
-def test_a_message_stays_by_the_rules(asks: bool, leaves: bool, waits: bool, late: bool) -> None:
-    drain, sender, other = Drain(7, 100.0), cast("Any", object()), cast("Any", object())
+@pytest.mark.parametrize(
+    ("asks", "together", "waits", "after"),
+    product([False, True], [False, True], [False, True], [0.0, TELLS_S, CALLS_S]),
+)
+def test_a_message_stays_by_the_rules(
+    asks: bool, together: bool, waits: bool, after: float
+) -> None:
+    home = Home("1", NodeId("10.0.0.1", 7355, 1), 7)
+    drain, sender, other = Drain(home, 100.0), cast("Any", object()), cast("Any", object())
     if waits:
-        assert not drain.takes(sender, 100.0, asks=True, leaves=False)
-    now = 100.0 + late * TELLS_S
-    stays = leaves and not waits and (asks or not late)
-    assert drain.takes(sender, now, asks=asks, leaves=leaves) == stays
-    assert drain.takes(sender, now, asks=True, leaves=True) == stays, "in order"
-    assert drain.takes(other, now, asks=True, leaves=True), "each sender alone"
+        assert not drain.takes(sender, 100.0, asks=False, together=False)
+    now = 100.0 + after
+    in_time = after < CALLS_S if asks else after < TELLS_S
+    stays = not waits and ((asks and together) or ((asks or together) and in_time))
+    assert drain.takes(sender, now, asks=asks, together=together) == stays
+    assert drain.takes(sender, now, asks=True, together=True) == stays, "in order"
+    assert drain.takes(other, now, asks=True, together=True), "each sender alone"
 
 
 class Order(Entity):

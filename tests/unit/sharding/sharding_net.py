@@ -114,6 +114,8 @@ class Net(MachineNetwork):
         self.processes: dict[NodeId, Process] = {}
         self.leaving_mail = 0.0
         """How often a shard stops with messages that its entities have not handled."""
+        self.calls = 0.0
+        """How many of the messages of nodes are calls of entities."""
         self.work_s = 0.02
         self.stop_s = 0.0
         """Seconds, at least, that a shard takes to stop."""
@@ -274,12 +276,18 @@ class Net(MachineNetwork):
 
     # Messages.
 
-    def tell(self, process: Process, sender: str, entity: str) -> None:
+    def tell(
+        self, process: Process, sender: str, entity: str, *, calls: bool | None = None
+    ) -> None:
+        """Send a message; `calls`: as an entity's call, None for a part of those of nodes."""
         if not process.alive or (process.hosts and process.me not in self.members):
             return
         key = (f"{process.name}.{sender}", entity)
         seq = self._seqs[key] = self._seqs.get(key, 0) + 1
         letter = Letter(key[0], shard_of(entity, self.shards), entity, seq, process.me)
+        if calls is None:
+            calls = process.hosts and self.calls > 0 and self.dice.random() < self.calls
+        letter.calls = calls
         self.sent.append(letter)
         process.tell(letter)
 

@@ -20,6 +20,7 @@ from shardbus.sharding.messages import (
     BeginHandOffAck,
     GetShardHome,
     GracefulShutdownRequest,
+    Home,
     MoveComplete,
     MoveRefused,
     Register,
@@ -54,6 +55,8 @@ class Letter:
     expired: bool = False
     any_instance: bool = False
     hops: int = 0
+    calls: bool = False
+    """It is a call of an entity, which a shard takes that leaves its home."""
     at: NodeId | None = None
     """The process that has it, or to which it is on the way."""
 
@@ -81,6 +84,13 @@ class Shard:
     busy: bool = False
     leaves: bool = False
     """Messages in the mailbox now are not handled here any more."""
+    ending: bool = False
+    """No entity runs any more."""
+
+    @property
+    def takes_calls(self) -> bool:
+        """True if it handles calls, though it may be about to leave."""
+        return self.ready and not self.leaves and not self.ending
 
 
 class Process:
@@ -98,6 +108,8 @@ class Process:
         self.leaving = False
         self.epoch = 0
         self.drained = False
+        self.waiting: dict[tuple[str, str], Home] = {}
+        """Senders of which a message for a shard waits that leaves this home."""
         self._region_timer = DeadlineTimer(net, self._region_deadline, self._tick_region)
         self._coordinator_timer = DeadlineTimer(
             net, self._coordinator_deadline, self._tick_coordinator
@@ -108,16 +120,42 @@ class Process:
     def tell(self, letter: Letter) -> None:
         letter.at = self.me
         node = self.routes.get(letter.shard)
-        if node is None:
-            self.into_region(ev.Deliver(letter.shard, letter))
-        else:
+        if node is not None:
             self.pass_on(letter, node)
+        elif not self._sent_to_leaving(letter):
+            self.into_region(ev.Deliver(letter.shard, letter))
+
+    def _sent_to_leaving(self, letter: Letter) -> bool:
+        """Send a call to the home that the shard leaves, unless an older message of its sender
+        waits for the next one. Returns False if it waits, too."""
+        route = self.region.routing.find(letter.shard)
+        home = None if route is None else route.leaving_home
+        if home is None or self.region.routing.is_gone(home.node):
+            return False
+        key = letter.sender, letter.shard
+        here = self.shards.get(letter.shard) if home.node == self.me else None
+        takes = home.node != self.me or (here is not None and here.takes_calls)
+        if not letter.calls or self.waiting.get(key) == home or not takes:
+            self.waiting[key] = home
+            return False
+        self.pass_on(letter, home.node)
+        if home.node != self.me:
+            self.into_region(ev.CallSent(letter.shard))
+        return True
+
+    def _takes_while_leaving(self, sender: NodeId, letter: Letter) -> bool:
+        """True if a shard that stops takes a call, or echoes a Flush: nothing older waits here."""
+        shard, route = self.shards.get(letter.shard), self.region.routing.find(letter.shard)
+        if shard is None or route is None or not (letter.calls or letter.is_marker):
+            return False
+        leaves = route.leaving_home is not None and route.leaving_home.node == self.me
+        return leaves and shard.stopping and shard.takes_calls and not route.keeps_from(sender)
 
     def arrive(self, sender: NodeId, item: object) -> None:
         match item:
             case Letter():
                 let_in = self.arrivals.get(item.shard, False)
-                if let_in is True or let_in == sender:
+                if let_in is True or let_in == sender or self._takes_while_leaving(sender, item):
                     self.accept(item)
                 else:
                     self.into_region(ev.Deliver(item.shard, item, sender, item.hops - 1))
@@ -231,7 +269,8 @@ class Process:
         shard = self.shards.get(letter.shard)
         assert shard is not None, "let in without a shard"
         assert shard.ready, "let in before the shard is ready"
-        assert not shard.stopping, "let in after the shard stopped"
+        late = letter.calls and shard.takes_calls
+        assert late or not shard.stopping, "let in after the shard stopped"
         shard.mailbox.append(letter)
         self._work(letter.shard)
 
@@ -251,7 +290,7 @@ class Process:
                 self.net.now + self.net.dice.uniform(0, self.net.work_s), lambda: self._step(name)
             )
         elif shard.stopping:
-            shard.busy = True
+            shard.busy = shard.ending = True
             stopped_at = self.net.now + self.net.stop_s + self.net.dice.uniform(0, 0.05)
             self.net.at(stopped_at, lambda: self._down(name))
 

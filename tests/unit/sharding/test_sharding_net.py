@@ -27,11 +27,14 @@ def run_seed(
     mail: float = 0.0,
     tracing: bool = False,
     homes: str = "ask",
+    calls: float = 0.0,
 ) -> Net:
     """Nodes and clients send for fourteen seconds while faults happen; then there is quiet."""
     hurry = {"begin_handoff_timeout": 0.02, "handoff_timeout": 0.04} if seed % 3 == 0 else {}
     net = Net(seed, settings=replace(SETTINGS, homes=homes, **hurry))
-    net.tracing = tracing
+    net.tracing, net.calls = tracing, calls
+    if calls:
+        net.work_s = 0.1
     live(net, faults, (1, 7), mail)
     net.run_to(60)
     net.check_quiet()
@@ -91,10 +94,12 @@ def fault(net: Net, what: str) -> None:
         net.store.slow = net.dice.choice([1.0, 20.0])
 
 
-def check_seeds(seeds: range, faults: tuple[str, ...], homes: str = "ask") -> None:
+def check_seeds(
+    seeds: range, faults: tuple[str, ...], homes: str = "ask", calls: float = 0.0
+) -> None:
     for seed in seeds:
         try:
-            run_seed(seed, faults, homes=homes)
+            run_seed(seed, faults, homes=homes, calls=calls)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
 
@@ -102,6 +107,12 @@ def check_seeds(seeds: range, faults: tuple[str, ...], homes: str = "ask") -> No
 @pytest.mark.parametrize("block", [0, 1, 2, *long_only(*range(3, SEEDS // BLOCK))])
 def test_what_must_hold_holds(block: int) -> None:
     check_seeds(range(block * BLOCK, (block + 1) * BLOCK), FAULTS)
+
+
+@pytest.mark.parametrize("block", [0, 1, *long_only(*range(2, SEEDS // BLOCK))])
+@pytest.mark.parametrize("calls", [0.6, 1.0])
+def test_it_holds_while_shards_take_calls_until_they_have_left(block: int, calls: float) -> None:
+    check_seeds(range(5000 + block * BLOCK, 5000 + (block + 1) * BLOCK), FAULTS, calls=calls)
 
 
 @pytest.mark.parametrize("block", [0, *long_only(1, 2, 3)])

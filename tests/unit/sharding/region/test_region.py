@@ -318,6 +318,74 @@ def test_begin_handoff_is_acknowledged_after_the_echo() -> None:
     assert released(driver.receive(homes(C, 6))) == [(C, ["m1"])]
 
 
+def leaving_home(driver: RegionDriver) -> Home | None:
+    route = driver.region.routing.find("1")
+    return None if route is None else route.leaving_home
+
+
+def flushes(effects: list[ev.RegionEffect]) -> list[tuple[NodeId, int]]:
+    return [(e.node, e.flush_id) for e in effects if isinstance(e, ev.SendFlush)]
+
+
+def test_a_flush_follows_each_call_to_the_home_that_a_shard_leaves() -> None:
+    driver = RegionDriver()
+    driver.receive(homes(B, 5))
+    old = home(B, 5)
+    driver.receive(msg.BeginHandOff(1, (old,)))
+    assert leaving_home(driver) == old
+    assert driver.handle(ev.CallSent("1")) == [], "the first Flush is under way"
+    effects = driver.handle(ev.FlushDone("1", 1))
+    assert flushes(effects) == [(B, 2)]
+    assert sent(effects)[-1] == msg.BeginHandOffAck(ME, (old,)), "it waits for no later call"
+    assert flushes(driver.handle(ev.FlushDone("1", 2))) == []
+    assert leaving_home(driver) == old
+    assert flushes(driver.handle(ev.CallSent("1"))) == [(B, 3)]
+    driver.send("m1")
+    assert released(driver.receive(homes(C, 6))) == [], "the call may not have arrived"
+    assert leaving_home(driver) is None
+    assert released(driver.handle(ev.FlushDone("1", 3))) == [(C, ["m1"])]
+
+
+def test_no_flush_follows_to_a_node_that_has_left() -> None:
+    driver = RegionDriver()
+    driver.receive(homes(B, 5))
+    driver.receive(msg.BeginHandOff(1, (home(B, 5),)))
+    driver.handle(ev.CallSent("1"))
+    driver.handle(ev.NodeLeft(B))
+    assert flushes(driver.handle(ev.FlushDone("1", 1))) == []
+
+
+def test_calls_go_only_where_messages_went_until_then() -> None:
+    """A message that waits longer would be overtaken."""
+    driver = RegionDriver()
+    driver.send("m1")
+    driver.receive(msg.BeginHandOff(1, (home(B, 5),)))
+    assert leaving_home(driver) is None, "no home was known"
+    driver = RegionDriver()
+    driver.receive(homes(B, 5), homes(C, 6))
+    driver.send("m1")
+    driver.receive(msg.BeginHandOff(1, (home(C, 6),)))
+    assert leaving_home(driver) is None, "the next home is left while messages wait for it"
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_shard_of_this_node_takes_calls_until_messages_are_left_over(begins: bool) -> None:
+    driver = RegionDriver()
+    driver.host()
+    if begins:
+        driver.receive(msg.BeginHandOff(1, (home(ME, 5),)))
+    driver.receive(msg.HandOff(1, (home(ME, 5),)))
+    assert leaving_home(driver) == home(ME, 5)
+    route = driver.region.routing.find("1")
+    assert route is not None
+    driver.send("m1")
+    assert not route.keeps_from(B)
+    driver.send("m2", via=B)
+    assert route.keeps_from(B), "a later call of that node would overtake it"
+    driver.handle(ev.ShardDown("1", (Message("left"),)))
+    assert leaving_home(driver) is None
+
+
 def by_gossip() -> RegionDriver:
     """A region that knows by gossip that shard 1 is at home on B."""
     driver = RegionDriver()
