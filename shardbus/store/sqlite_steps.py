@@ -207,7 +207,7 @@ class Steps(msgspec.Struct, frozen=True):
         gone = self.db.execute("DELETE FROM home WHERE cluster = ? AND type = ?", key)
         return gone.rowcount > 0
 
-    def load_state(self, entity_type: str, entity_id: str, fence: int) -> bytes | None:
+    def load_state(self, entity_type: str, shard: str, entity_id: str, fence: int) -> bytes | None:
         key = (self.cluster, entity_type, entity_id)
         row = self.db.execute(
             "SELECT fence, data, rowid FROM entity WHERE cluster = ? AND type = ? AND id = ?", key
@@ -271,7 +271,9 @@ class Steps(msgspec.Struct, frozen=True):
         else:
             self.db.execute("DELETE FROM reminder WHERE cluster = ? AND type = ? AND id = ?", key)
 
-    def load_reminders(self, entity_type: str, entity_ids: Sequence[str]) -> list[bytes | None]:
+    def load_reminders(
+        self, entity_type: str, shard: str, entity_ids: Sequence[str]
+    ) -> list[bytes | None]:
         found: list[bytes | None] = []
         for entity_id in entity_ids:
             row = self.db.execute(RECORD, (self.cluster, entity_type, entity_id)).fetchone()
