@@ -34,8 +34,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from hashlib import blake2b
+from itertools import chain
 from struct import Struct as Layout
-from typing import Any, NamedTuple, assert_never
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -234,31 +235,20 @@ _pack = msgspec.msgpack.Encoder().encode
 _read_call = msgspec.msgpack.Decoder(_Call).decode
 
 
+_REQUESTS: tuple[type[Request], ...] = (
+    AcceptValue, PrepareBallot, ReadRow, AcceptChange, ScanBucket, TakeChange, MergeValue,
+    ListChanges,
+)  # fmt: skip
+"""In the order of their lists in a CALL."""
+
+
 def encode_call(requests: Iterable[Numbered]) -> bytes:
     """Return the body of a CALL."""
-    call: Any = _Call([], [], [], [], [], [], [], [])
-    for numbered in requests:
-        number, request = numbered
-        match request:
-            case AcceptValue():
-                call.accepts.append((number, *request))
-            case PrepareBallot():
-                call.prepares.append((number, request))
-            case ReadRow():
-                call.reads.append((number, request))
-            case AcceptChange():
-                call.changes.append((number, *request))
-            case ScanBucket():
-                call.scans.append((number, request))
-            case TakeChange():
-                call.takes.append((number, request))
-            case MergeValue():
-                call.merges.append((number, request))
-            case ListChanges():
-                call.listings.append((number, request))
-            case _:
-                assert_never(request)
-    return _pack(call)
+    call: dict[type[Request], list[Any]] = {kind: [] for kind in _REQUESTS}
+    for number, request in requests:
+        flat = isinstance(request, AcceptValue | AcceptChange)
+        call[type(request)].append((number, *request) if flat else (number, request))
+    return _pack(tuple(call.values()))
 
 
 def decode_call(body: bytes) -> list[Numbered]:
@@ -268,20 +258,16 @@ def decode_call(body: bytes) -> list[Numbered]:
         msgspec.MsgspecError: it is none.
     """
     call = _read_call(body)
-    requests: list[Numbered] = [
+    accepts = [
         (number, AcceptValue(key, ballot, value_of(key, raw), age))
         for number, key, ballot, raw, age in call.accepts
     ]
-    requests += call.prepares
-    requests += call.reads
-    requests += [
+    changes = [
         (number, AcceptChange(key, ballot, base, change_of(key, raw)))
         for number, key, ballot, base, raw in call.changes
     ]
-    requests += call.scans
-    requests += call.takes
-    requests += call.merges
-    requests += call.listings
+    requests: list[Numbered] = [*accepts, *call.prepares, *call.reads, *changes]
+    requests += [*call.scans, *call.takes, *call.merges, *call.listings]
     return requests
 
 
@@ -314,44 +300,27 @@ class Reply(NamedTuple):
 _read_reply = msgspec.msgpack.Decoder(_Reply).decode
 
 
+_ANSWERS: tuple[type[Answer], ...] = (Yes, No, Promised, RowShown, OtherBase, BucketRows)
+_ANSWERS_OF_DATA: tuple[type[Answer], ...] = (Taken, NotTaken, Gone, KeysChanged)
+"""In the order of their lists in a REPLY, which has `full` between the two."""
+
+
 def encode_reply(
     disk: int, answers: Iterable[tuple[int, Answer]], full: Sequence[int] = ()
 ) -> bytes:
     """Return the body of a REPLY."""
-    reply: Any = _Reply(disk, [], [], [], [], [], [], list(full), [], [], [], [])
+    reply: dict[type[Answer], list[Any]] = {kind: [] for kind in (*_ANSWERS, *_ANSWERS_OF_DATA)}
     for number, answer in answers:
         match answer:
-            case Yes():
-                reply.yes.append(number)
-            case No():
-                reply.no.append((number, answer))
-            case Promised():
-                reply.promised.append((number, _kind_of(answer.value), *answer))
-            case RowShown():
-                reply.shown.append((number, _kind_of(answer.value), *answer))
-            case OtherBase():
-                reply.other_base.append((number, answer))
-            case BucketRows():
-                reply.buckets.append((number, answer))
-            case Taken() | NotTaken() | Gone() | KeysChanged():
-                _add_of_data(reply, number, answer)
+            case Yes() | Gone():
+                reply[type(answer)].append(number)
+            case Promised() | RowShown():
+                reply[type(answer)].append((number, _kind_of(answer.value), *answer))
             case _:
-                assert_never(answer)
-    return _pack(reply)
-
-
-def _add_of_data(reply: Any, number: int, answer: Taken | NotTaken | Gone | KeysChanged) -> None:
-    match answer:
-        case Taken():
-            reply.taken.append((number, answer))
-        case NotTaken():
-            reply.not_taken.append((number, answer))
-        case Gone():
-            reply.gone.append(number)
-        case KeysChanged():
-            reply.keys.append((number, answer))
-        case _:
-            assert_never(answer)
+                reply[type(answer)].append((number, answer))
+    lists = list(reply.values())
+    place = len(_ANSWERS)
+    return _pack((disk, *lists[:place], list(full), *lists[place:]))
 
 
 _YES = Yes()
@@ -365,11 +334,7 @@ def decode_reply(body: bytes) -> Reply:
     """
     reply = _read_reply(body)
     answers: list[tuple[int, Answer]] = [(number, _YES) for number in reply.yes]
-    answers += reply.no
-    answers += reply.other_base
-    answers += reply.buckets
-    answers += reply.taken
-    answers += reply.not_taken
+    answers += chain(reply.no, reply.other_base, reply.buckets, reply.taken, reply.not_taken)
     answers += [(number, Gone()) for number in reply.gone]
     answers += reply.keys
     answers += [
