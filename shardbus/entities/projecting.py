@@ -27,19 +27,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
-from shardbus.entities.activation import Activation, Message, Shard
-from shardbus.entities.entity_type import EntityType, Invoker
-from shardbus.entities.gate import SuspensionGate
+from shardbus.entities.activation import Activation, Shard
 from shardbus.entities.journal_scan import JournalScan, split_place, stored_numbers
+from shardbus.entities.own_messages import WorkHost, has_own, order, send_own
 from shardbus.entities.projected_events import PLACE, EventPlace, ProjectedEvents, part_id, place_of
 from shardbus.entities.unfinished_work import finish, is_unfinished
 from shardbus.error_text import described, is_a
 from shardbus.errors import (
-    AskTimeout,
     ConfigError,
     Refused,
     Rejection,
@@ -66,7 +64,6 @@ from shardbus.routing.paths import parent_id
 from shardbus.store.journal_protocol import JournalPage
 from shardbus.store.journals import Journals
 from shardbus.store.protocol import StateStore
-from shardbus.transport.drop_reports import Origin
 from shardbus.wire.stored_state import StateCodec, numbered
 
 log = GuardedLog("shardbus.projections")
@@ -75,8 +72,6 @@ EVENTS = "$events"
 """The name of the invoker of the message that lets a part handle events. No handler has it."""
 ORDER = "$projection"
 """The name of the invoker of an operator's message."""
-ORDER_S = 4.0
-"""Seconds for which an operator's message is waited for."""
 BATCH = 100
 """Events that are handled before a save, at most."""
 BATCH_S = 1.0
@@ -96,21 +91,6 @@ class ProjectionCounts(msgspec.Struct):
     """Events that were removed before the projection could handle them."""
 
 
-class ProjectingHost(Protocol):
-    """The host of the type of a projection, as its parts call it."""
-
-    name: str
-    kind: EntityType
-    loop: asyncio.AbstractEventLoop
-    shards: dict[str, Shard]
-    gate: SuspensionGate
-    runner: Any
-    stopper: Any
-
-    def find(self, entity_id: str, shard: str) -> Activation | None: ...
-    def activate(self, hosted: Shard, entity_id: str, cause: str = ...) -> Activation: ...
-
-
 class Projecting:
     """Lets the parts of one projection handle events. `shard_of` finds the shard of a part."""
 
@@ -119,7 +99,7 @@ class Projecting:
 
     def __init__(
         self,
-        host: ProjectingHost,
+        host: WorkHost,
         store: StateStore,
         journals: Journals | None,
         shard_of: Callable[[str], str],
@@ -240,33 +220,17 @@ class Projecting:
             self._ends_later(hosted, failed)
             return
         activation = host.find(key, work.shard)
-        if activation is not None and self._is_woken(activation):
+        if activation is not None and has_own(host, activation, EVENTS):
             return
         if activation is None:
             activation = host.activate(hosted, key, "events")
-        self._send(activation, EVENTS, lambda entity: self._work(activation, entity, work))
-        if not self._is_woken(activation):  # it has ended already, or its mailbox is full
+        send_own(host, activation, EVENTS, lambda entity: self._work(activation, entity, work))
+        if not has_own(host, activation, EVENTS):  # it has ended already, or its mailbox is full
             self._in_vain(hosted, work, "it took no message")
 
     def _in_vain(self, hosted: Shard, work: HandleEvents, why: str) -> None:
         """Note that a part cannot handle events now."""
         self._ends_later(hosted, Failed(work.source_id, 0, why, raised=False))
-
-    def _send(
-        self, activation: Activation, name: str, act: Callable[[Any], Awaitable[None]]
-    ) -> None:
-        async def run(entity: Any, message: None) -> None:
-            await act(entity)
-
-        invoker = Invoker(name, run, True, {}, lambda payload: None)
-        self._host.stopper.receive_own(activation, Message(invoker, b"", None, Origin.OWN, 0))
-
-    def _is_woken(self, activation: Activation) -> bool:
-        """True if the message is on its way to the part, or being handled."""
-        handled = self._host.runner.handling(activation)
-        if handled is not None and handled[0].name == EVENTS:
-            return True
-        return any(message.invoker.name == EVENTS for message in activation.mailbox or ())
 
     def _ends_later(self, hosted: Shard, event: Event) -> None:
         """Report the end of work in a callback of its own: the part may be at work yet."""
@@ -507,31 +471,8 @@ class Projecting:
 
     async def _order(self, shard: str, source_id: str, act: Callable[[Any], Awaitable[int]]) -> int:
         """Let a part do something for an operator, and go on with its events then."""
-        host, key = self._host, part_id(source_id, self._host.name)
-        hosted = host.shards.get(shard)
-        if hosted is None or hosted.stopping is not None or host.gate.close_if_due():
-            text = f"shard {shard!r:.100} of {host.name} moves or waits now"
-            raise Refused(text, hint="try again")
-        done: asyncio.Future[int] = host.loop.create_future()
-
-        async def run(entity: Any) -> None:
-            try:
-                number = await act(entity)
-            except Refused as error:
-                if not done.done():
-                    done.set_exception(error)
-            else:
-                if not done.done():
-                    done.set_result(number)
-
-        activation = host.find(key, shard) or host.activate(hosted, key, "operator")
-        self._send(activation, ORDER, run)
-        try:
-            async with asyncio.timeout(ORDER_S):
-                number = await done
-        except TimeoutError:
-            text = f"{host.name} {key!r:.100} has not come to it within {ORDER_S:g} s"
-            raise AskTimeout(text) from None
+        key = part_id(source_id, self._host.name)
+        number = await order(self._host, shard, key, ORDER, lambda activation, entity: act(entity))
         self._handle(News(shard, source_id))
         self._handle(Retry(source_id))
         return number
