@@ -26,7 +26,7 @@ Source: docs/how-to/own-store.md.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import wraps
 from inspect import isawaitable, signature
@@ -45,6 +45,7 @@ from shardbus.store.protocol import (
     HasLanes,
     Lease,
     MeetsServers,
+    NewHomes,
     ReminderStore,
     Save,
     StateStore,
@@ -306,13 +307,7 @@ class GuardedStore:
     load_table = _forwards(StateStore.load_table, _or_none(_is_table))
     claim_epoch = _forwards(StateStore.claim_epoch, _is_table)
 
-    async def write_homes(
-        self,
-        entity_type: str,
-        epoch: int,
-        homes: Mapping[str, tuple[NodeId, int] | None],
-        op_id: int,
-    ) -> None:
+    async def write_homes(self, entity_type: str, epoch: int, homes: NewHomes, op_id: int) -> None:
         """Set homes of shards."""
         await self._call("write_homes", _anything, entity_type, epoch, homes, op_id)
         self._outage.answered()

@@ -39,7 +39,7 @@ from shardbus.errors import (
     StoreUnavailable,
 )
 from shardbus.guarded_log import GuardedLog
-from shardbus.ids import Address, NodeId
+from shardbus.ids import Address
 from shardbus.store import redis_scripts as scripts
 from shardbus.store.clock import machine_clock
 from shardbus.store.group_commit import QUICK_WRITERS, WRITERS, BeginSaves, SavesEnded
@@ -47,7 +47,7 @@ from shardbus.store.load_group import Load, Loaded, LoadGroup
 from shardbus.store.migration import Declared, Migration
 from shardbus.store.node_registry import RESERVED, SHARD
 from shardbus.store.placement import UNFINISHED, UNRECORDED, shard_function
-from shardbus.store.protocol import Due, Lease, Save, StoredTable, new_identity
+from shardbus.store.protocol import Due, IdPage, Lease, NewHomes, Save, StoredTable, new_identity
 from shardbus.store.redis_check import REPEAT_S
 from shardbus.store.redis_cluster import ClusterLink, ClusterMap
 from shardbus.store.redis_journals import RedisJournals
@@ -231,13 +231,7 @@ class RedisStore:
             raise LayoutDiffers(entity_type, layout, reply[1].decode(errors="replace"))
         return _table(entity_type, reply)
 
-    async def write_homes(
-        self,
-        entity_type: str,
-        epoch: int,
-        homes: Mapping[str, tuple[NodeId, int] | None],
-        op_id: int,
-    ) -> None:
+    async def write_homes(self, entity_type: str, epoch: int, homes: NewHomes, op_id: int) -> None:
         pairs: list[Value] = []
         for shard, home in homes.items():
             pairs += [shard, "" if home is None else f"{home[1]} {home[0]}"]
@@ -404,7 +398,7 @@ class RedisStore:
 
     async def page_stored(
         self, entity_type: str, prefix: str, cursor: str | None, limit: int
-    ) -> tuple[list[str], str | None]:
+    ) -> IdPage:
         pattern = self._keys.all_entities(entity_type, prefix)
         keys, after = await self.page_keys(pattern, cursor, limit)
         has: list[int] = []
@@ -521,7 +515,7 @@ class RedisStore:
 
     async def page_remembered(
         self, entity_type: str, shard: str, cursor: str | None, limit: int
-    ) -> tuple[list[str], str | None]:
+    ) -> IdPage:
         _, key = self._keys.remembered(entity_type, shard)
         lowest = "-" if cursor is None else f"({cursor}"
         reply = await self._link.call(scripts.PAGE_REMEMBERED, (key,), lowest, limit)
@@ -604,9 +598,7 @@ class RedisStore:
             if cursor is None:
                 return
 
-    async def page_keys(
-        self, pattern: str, cursor: str | None, limit: int
-    ) -> tuple[list[str], str | None]:
+    async def page_keys(self, pattern: str, cursor: str | None, limit: int) -> IdPage:
         """Return keys of this pattern, and the next cursor, None at the end."""
         if not self._watch.running:
             raise StoreUnavailable(f"the store {self._shown} is not open")

@@ -13,7 +13,14 @@ from typing import Any
 from shardbus.errors import JournalConflict, StaleFence, StoreError
 from shardbus.store import redis_journal_scripts as scripts
 from shardbus.store.group_commit import BeginSaves, SavesEnded
-from shardbus.store.journal_protocol import PAGE_BYTES, TRIM_STEP, Append, JournalPage, page_of
+from shardbus.store.journal_protocol import (
+    PAGE_BYTES,
+    TRIM_STEP,
+    Append,
+    JournalPage,
+    NamePage,
+    page_of,
+)
 from shardbus.store.redis_cluster import ClusterLink
 from shardbus.store.redis_keys import RedisKeys
 from shardbus.store.redis_link import RedisLink
@@ -119,9 +126,7 @@ class RedisJournals:
             )
             _check_fence(more, kind, name, fence)
 
-    async def page(
-        self, kind: str, cursor: str | None, limit: int
-    ) -> tuple[list[tuple[str, str]], str | None]:
+    async def page(self, kind: str, cursor: str | None, limit: int) -> NamePage:
         keys, after = await self._page_keys(self._keys.all_journals(kind), cursor, limit)
         parsed = (self._keys.parse_journal(key) for key in keys)
         return [(one.shard, one.name) for one in parsed if one is not None], after

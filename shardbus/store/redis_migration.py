@@ -20,6 +20,7 @@ from shardbus.store.migration import (
     unknown,
 )
 from shardbus.store.placement import UNFINISHED
+from shardbus.store.protocol import IdPage
 from shardbus.store.redis_keys import VERSION, EntityKey, RedisKeys
 from shardbus.store.redis_scripts import Script
 
@@ -43,9 +44,7 @@ class Servers(Protocol):
         """Return a script's answer for each of these keys."""
         ...
 
-    async def page_keys(
-        self, pattern: str, cursor: str | None, limit: int
-    ) -> tuple[list[str], str | None]:
+    async def page_keys(self, pattern: str, cursor: str | None, limit: int) -> IdPage:
         """Return keys of this pattern, and the next cursor."""
         ...
 

@@ -34,7 +34,7 @@ from shardbus.simulation.nodes.values import SimValues, ValueDisk
 from shardbus.simulation.timeline import Timeline
 from shardbus.simulation.virtual_loop import VirtualLoop
 from shardbus.store.memory import MemoryData, MemoryStore
-from shardbus.store.protocol import Save, StoredTable
+from shardbus.store.protocol import NewHomes, Save, StoredTable
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -134,9 +134,7 @@ class StoreServer:
     def record_value(self, name: str) -> None:
         """Record that a replicated value was written."""
 
-    def record_homes(
-        self, entity_type: str, homes: Mapping[str, tuple[NodeId, int] | None]
-    ) -> None:
+    def record_homes(self, entity_type: str, homes: NewHomes) -> None:
         """Record that these homes were written. Report a fence below that of an earlier home."""
         for row, home in homes.items():
             if home is not None:
@@ -287,13 +285,7 @@ class SimStore:
 
         return await self._ask(claim)
 
-    async def write_homes(
-        self,
-        entity_type: str,
-        epoch: int,
-        homes: Mapping[str, tuple[NodeId, int] | None],
-        op_id: int,
-    ) -> None:
+    async def write_homes(self, entity_type: str, epoch: int, homes: NewHomes, op_id: int) -> None:
         written = dict(homes)
 
         async def write() -> None:
