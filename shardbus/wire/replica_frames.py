@@ -40,30 +40,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from shardbus.replication import messages as msg
 from shardbus.replication.disk_life import DiskVerdict
 from shardbus.replication.journal_rows import BlockValue, JournalChange, JournalValue
-from shardbus.replication.messages import (
-    AcceptChange,
-    AcceptValue,
-    Answer,
-    Ballot,
-    BucketRows,
-    Gone,
-    KeysChanged,
-    ListChanges,
-    MergeValue,
-    No,
-    OtherBase,
-    PrepareBallot,
-    Promised,
-    ReadRow,
-    Request,
-    RowShown,
-    ScanBucket,
-    TakeChange,
-    Taken,
-    Yes,
-)
 from shardbus.replication.moves import DiskStatus
 from shardbus.replication.ring import ReplicaRing
 from shardbus.replication.values import (
@@ -205,7 +184,7 @@ def change_of(key: str, raw: Any) -> AnyChange:
 class _Accept(NamedTuple):
     number: int
     key: str
-    ballot: Ballot
+    ballot: msg.Ballot
     value: Any
     age: float
 
@@ -213,40 +192,40 @@ class _Accept(NamedTuple):
 class _Change(NamedTuple):
     number: int
     key: str
-    ballot: Ballot
-    base: Ballot
+    ballot: msg.Ballot
+    base: msg.Ballot
     change: Any
 
 
 class _Call(msgspec.Struct, array_like=True):
     accepts: list[_Accept]
-    prepares: list[tuple[int, PrepareBallot]] = []
-    reads: list[tuple[int, ReadRow]] = []
+    prepares: list[tuple[int, msg.PrepareBallot]] = []
+    reads: list[tuple[int, msg.ReadRow]] = []
     changes: list[_Change] = []
-    scans: list[tuple[int, ScanBucket]] = []
-    takes: list[tuple[int, TakeChange]] = []
-    merges: list[tuple[int, MergeValue]] = []
-    listings: list[tuple[int, ListChanges]] = []
+    scans: list[tuple[int, msg.ScanBucket]] = []
+    takes: list[tuple[int, msg.TakeChange]] = []
+    merges: list[tuple[int, msg.MergeValue]] = []
+    listings: list[tuple[int, msg.ListChanges]] = []
 
 
-Numbered = tuple[int, Request]
+Numbered = tuple[int, msg.Request]
 """A request, with the number that its answer has."""
 _pack = msgspec.msgpack.Encoder().encode
 _read_call = msgspec.msgpack.Decoder(_Call).decode
 
 
-_REQUESTS: tuple[type[Request], ...] = (
-    AcceptValue, PrepareBallot, ReadRow, AcceptChange, ScanBucket, TakeChange, MergeValue,
-    ListChanges,
+_REQUESTS: tuple[type[msg.Request], ...] = (
+    msg.AcceptValue, msg.PrepareBallot, msg.ReadRow, msg.AcceptChange,
+    msg.ScanBucket, msg.TakeChange, msg.MergeValue, msg.ListChanges,
 )  # fmt: skip
 """In the order of their lists in a CALL."""
 
 
 def encode_call(requests: Iterable[Numbered]) -> bytes:
     """Return the body of a CALL."""
-    call: dict[type[Request], list[Any]] = {kind: [] for kind in _REQUESTS}
+    call: dict[type[msg.Request], list[Any]] = {kind: [] for kind in _REQUESTS}
     for number, request in requests:
-        flat = isinstance(request, AcceptValue | AcceptChange)
+        flat = isinstance(request, msg.AcceptValue | msg.AcceptChange)
         call[type(request)].append((number, *request) if flat else (number, request))
     return _pack(tuple(call.values()))
 
@@ -259,11 +238,11 @@ def decode_call(body: bytes) -> list[Numbered]:
     """
     call = _read_call(body)
     accepts = [
-        (number, AcceptValue(key, ballot, value_of(key, raw), age))
+        (number, msg.AcceptValue(key, ballot, value_of(key, raw), age))
         for number, key, ballot, raw, age in call.accepts
     ]
     changes = [
-        (number, AcceptChange(key, ballot, base, change_of(key, raw)))
+        (number, msg.AcceptChange(key, ballot, base, change_of(key, raw)))
         for number, key, ballot, base, raw in call.changes
     ]
     requests: list[Numbered] = [*accepts, *call.prepares, *call.reads, *changes]
@@ -277,44 +256,51 @@ def decode_call(body: bytes) -> list[Numbered]:
 class _Reply(msgspec.Struct, array_like=True):
     disk: int
     yes: list[int]
-    no: list[tuple[int, No]] = []
-    promised: list[tuple[int, str, Ballot, Ballot, Any, float]] = []
-    shown: list[tuple[int, str, Ballot, Ballot, Any, float]] = []
-    other_base: list[tuple[int, OtherBase]] = []
-    buckets: list[tuple[int, BucketRows]] = []
+    no: list[tuple[int, msg.No]] = []
+    promised: list[tuple[int, str, msg.Ballot, msg.Ballot, Any, float]] = []
+    shown: list[tuple[int, str, msg.Ballot, msg.Ballot, Any, float]] = []
+    other_base: list[tuple[int, msg.OtherBase]] = []
+    buckets: list[tuple[int, msg.BucketRows]] = []
     full: list[int] = []
-    taken: list[tuple[int, Taken]] = []
+    taken: list[tuple[int, msg.Taken]] = []
     not_taken: list[tuple[int, NotTaken]] = []
     gone: list[int] = []
-    keys: list[tuple[int, KeysChanged]] = []
+    keys: list[tuple[int, msg.KeysChanged]] = []
 
 
 class Reply(NamedTuple):
     """Answers of one disk. `full`: the requests that were refused because the memory is full."""
 
     disk: int
-    answers: list[tuple[int, Answer]]
+    answers: list[tuple[int, msg.Answer]]
     full: list[int]
 
 
 _read_reply = msgspec.msgpack.Decoder(_Reply).decode
 
 
-_ANSWERS: tuple[type[Answer], ...] = (Yes, No, Promised, RowShown, OtherBase, BucketRows)
-_ANSWERS_OF_DATA: tuple[type[Answer], ...] = (Taken, NotTaken, Gone, KeysChanged)
+_ANSWERS: tuple[type[msg.Answer], ...] = (
+    msg.Yes,
+    msg.No,
+    msg.Promised,
+    msg.RowShown,
+    msg.OtherBase,
+    msg.BucketRows,
+)
+_ANSWERS_OF_DATA: tuple[type[msg.Answer], ...] = (msg.Taken, NotTaken, msg.Gone, msg.KeysChanged)
 """In the order of their lists in a REPLY, which has `full` between the two."""
 
 
 def encode_reply(
-    disk: int, answers: Iterable[tuple[int, Answer]], full: Sequence[int] = ()
+    disk: int, answers: Iterable[tuple[int, msg.Answer]], full: Sequence[int] = ()
 ) -> bytes:
     """Return the body of a REPLY."""
-    reply: dict[type[Answer], list[Any]] = {kind: [] for kind in (*_ANSWERS, *_ANSWERS_OF_DATA)}
+    reply: dict[type[msg.Answer], list[Any]] = {kind: [] for kind in (*_ANSWERS, *_ANSWERS_OF_DATA)}
     for number, answer in answers:
         match answer:
-            case Yes() | Gone():
+            case msg.Yes() | msg.Gone():
                 reply[type(answer)].append(number)
-            case Promised() | RowShown():
+            case msg.Promised() | msg.RowShown():
                 reply[type(answer)].append((number, _kind_of(answer.value), *answer))
             case _:
                 reply[type(answer)].append((number, answer))
@@ -323,7 +309,7 @@ def encode_reply(
     return _pack((disk, *lists[:place], list(full), *lists[place:]))
 
 
-_YES = Yes()
+_YES = msg.Yes()
 
 
 def decode_reply(body: bytes) -> Reply:
@@ -333,16 +319,16 @@ def decode_reply(body: bytes) -> Reply:
         msgspec.MsgspecError: it is none.
     """
     reply = _read_reply(body)
-    answers: list[tuple[int, Answer]] = [(number, _YES) for number in reply.yes]
+    answers: list[tuple[int, msg.Answer]] = [(number, _YES) for number in reply.yes]
     answers += chain(reply.no, reply.other_base, reply.buckets, reply.taken, reply.not_taken)
-    answers += [(number, Gone()) for number in reply.gone]
+    answers += [(number, msg.Gone()) for number in reply.gone]
     answers += reply.keys
     answers += [
-        (number, Promised(promise, ballot, value_of(kind, raw), age))
+        (number, msg.Promised(promise, ballot, value_of(kind, raw), age))
         for number, kind, promise, ballot, raw, age in reply.promised
     ]
     answers += [
-        (number, RowShown(promise, ballot, value_of(kind, raw), age))
+        (number, msg.RowShown(promise, ballot, value_of(kind, raw), age))
         for number, kind, promise, ballot, raw, age in reply.shown
     ]
     return Reply(reply.disk, answers, reply.full)
