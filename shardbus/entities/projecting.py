@@ -46,20 +46,7 @@ from shardbus.errors import (
     Unhandled,
 )
 from shardbus.guarded_log import GuardedLog
-from shardbus.projections.parts import (
-    Event,
-    Failed,
-    Handled,
-    HandleEvents,
-    News,
-    Part,
-    PartState,
-    ProjectedParts,
-    Retry,
-    ScanAgain,
-    ShardGone,
-    Waits,
-)
+from shardbus.projections import parts
 from shardbus.routing.paths import parent_id
 from shardbus.store.journal_protocol import JournalPage
 from shardbus.store.journals import Journals
@@ -116,7 +103,7 @@ class Projecting:
         self.events: ProjectedEvents = kind.projection
         self._states: StateCodec = kind.states
         self._part_shard = shard_of
-        self.parts = ProjectedParts(self.events.attempts)
+        self.parts = parts.ProjectedParts(self.events.attempts)
         self.scan = JournalScan(
             host.name,
             self.events.source,
@@ -141,7 +128,7 @@ class Projecting:
     def close(self, hosted: Shard) -> None:
         """Forget a shard that has left this node."""
         self.scan.forget(hosted.shard)
-        self._handle(ShardGone(hosted.shard))
+        self._handle(parts.ShardGone(hosted.shard))
 
     def stop(self) -> None:
         """Cancel everything: the node ends."""
@@ -157,7 +144,7 @@ class Projecting:
         """Note that a part has left memory: a message that it had not handled is void."""
         source_id = parent_id(activation.key)
         error = "it has left memory before it came to it"
-        self._ends_later(activation.shard, Failed(source_id, 0, error, raised=False))
+        self._ends_later(activation.shard, parts.Failed(source_id, 0, error, raised=False))
 
     def _shard_of(self, source_id: str) -> str:
         """Return the shard of a source, empty if it is unknown or cannot have a part."""
@@ -179,7 +166,7 @@ class Projecting:
         news, self._news = self._news, {}
         for source_id, shard in news.items():
             if shard in self._host.shards:  # else its next home scans it
-                self._handle(News(shard, source_id))
+                self._handle(parts.News(shard, source_id))
 
     def sweep(self, tick: int) -> None:
         """Go on with pauses that are over, about once a second."""
@@ -190,12 +177,12 @@ class Projecting:
         if not self._host.gate.close_if_due():
             self.sweep(0)
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: parts.Event) -> None:
         self._carry_out(self.parts.handle(event, self._host.loop.time()))
 
-    def _carry_out(self, effects: Sequence[HandleEvents | ScanAgain]) -> None:
+    def _carry_out(self, effects: Sequence[parts.HandleEvents | parts.ScanAgain]) -> None:
         for effect in effects:
-            if isinstance(effect, ScanAgain):
+            if isinstance(effect, parts.ScanAgain):
                 self.scan.add([effect.shard])
             else:
                 self._wake(effect)
@@ -205,7 +192,7 @@ class Projecting:
                 self._timer[1].cancel()
             self._timer = deadline, self._host.loop.call_at(deadline, self._on_timer)
 
-    def _wake(self, work: HandleEvents) -> None:
+    def _wake(self, work: parts.HandleEvents) -> None:
         """Hand a part the message by which it handles events."""
         host, hosted = self._host, self._host.shards.get(work.shard)
         if hosted is None or hosted.stopping:
@@ -216,7 +203,7 @@ class Projecting:
         try:
             key = part_id(work.source_id, host.name)
         except ConfigError as error:
-            failed = Failed(work.source_id, 0, described(error), raised=True)
+            failed = parts.Failed(work.source_id, 0, described(error), raised=True)
             self._ends_later(hosted, failed)
             return
         activation = host.find(key, work.shard)
@@ -228,11 +215,11 @@ class Projecting:
         if not has_own(host, activation, EVENTS):  # it has ended already, or its mailbox is full
             self._in_vain(hosted, work, "it took no message")
 
-    def _in_vain(self, hosted: Shard, work: HandleEvents, why: str) -> None:
+    def _in_vain(self, hosted: Shard, work: parts.HandleEvents, why: str) -> None:
         """Note that a part cannot handle events now."""
-        self._ends_later(hosted, Failed(work.source_id, 0, why, raised=False))
+        self._ends_later(hosted, parts.Failed(work.source_id, 0, why, raised=False))
 
-    def _ends_later(self, hosted: Shard, event: Event) -> None:
+    def _ends_later(self, hosted: Shard, event: parts.Event) -> None:
         """Report the end of work in a callback of its own: the part may be at work yet."""
 
         def end() -> None:
@@ -258,19 +245,19 @@ class Projecting:
         entity.state = self._states.read(key, alone) if alone else self._states.cls()
         vars(entity)[PLACE] = EventPlace(number)
 
-    async def _work(self, activation: Activation, entity: Any, work: HandleEvents) -> None:
+    async def _work(self, activation: Activation, entity: Any, work: parts.HandleEvents) -> None:
         """Handle events, store that, and report it."""
         source_id, place = work.source_id, place_of(entity)
-        ended: Event = Failed(source_id, 0, "it was interrupted", raised=False)
+        ended: parts.Event = parts.Failed(source_id, 0, "it was interrupted", raised=False)
         try:
             if self._sends_wait(activation):
-                ended = Waits(source_id)
+                ended = parts.Waits(source_id)
                 return
             last = await self._handle_events(activation, entity, work)
-            ended = Handled(source_id, place.handled, place.handled < last)
+            ended = parts.Handled(source_id, place.handled, place.handled < last)
         except BaseException as error:
             raised = not is_a(error, StoreError, asyncio.CancelledError, GeneratorExit)
-            ended = Failed(source_id, place.current, described(error), raised)
+            ended = parts.Failed(source_id, place.current, described(error), raised)
             self.counts.failed += raised
             if is_a(error, Rejection, Unhandled):  # its state may be half changed: it starts again
                 raise RuntimeError(f"a handler of events raised {described(error)}") from error
@@ -279,7 +266,9 @@ class Projecting:
             place.current = 0
             self._ends_later(activation.shard, ended)
 
-    async def _handle_events(self, activation: Activation, entity: Any, work: HandleEvents) -> int:
+    async def _handle_events(
+        self, activation: Activation, entity: Any, work: parts.HandleEvents
+    ) -> int:
         """Handle the events after the part's last one, at most `BATCH`. Returns the last number of
         the journal."""
         place, limit = place_of(entity), 1 if work.single else BATCH
@@ -407,18 +396,18 @@ class Projecting:
             "error": "" if part is None else part.error,
         }
 
-    def failing(self, limit: int) -> list[tuple[str, Part]]:
+    def failing(self, limit: int) -> list[tuple[str, parts.Part]]:
         """Return parts that have failed, stopped ones first, by the ids of their sources."""
         return self.parts.failing[:limit]
 
     def retry(self, source_id: str) -> int:
         """Let a part that has failed try again now, or all without an id. Returns how many were
         waiting or had stopped."""
-        waits = (PartState.PAUSED, PartState.STOPPED)
+        waits = (parts.PartState.PAUSED, parts.PartState.STOPPED)
         failing = [key for key, part in self.parts.failing if part.state in waits]
         if source_id:
             failing = [key for key in failing if key == source_id]
-        self._handle(Retry(source_id))
+        self._handle(parts.Retry(source_id))
         return len(failing)
 
     async def rewind(self, shard: str, source_id: str, *, missing: bool) -> int:
@@ -473,6 +462,6 @@ class Projecting:
         """Let a part do something for an operator, and go on with its events then."""
         key = part_id(source_id, self._host.name)
         number = await order(self._host, shard, key, ORDER, lambda activation, entity: act(entity))
-        self._handle(News(shard, source_id))
-        self._handle(Retry(source_id))
+        self._handle(parts.News(shard, source_id))
+        self._handle(parts.Retry(source_id))
         return number
