@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import msgspec
 
 from shardbus.deliveries import work_items as work
+from shardbus.deliveries.work_items import QueueState
 from shardbus.entity import handler
 from shardbus.errors import ConfigError, SchemaError
 from shardbus.event_sourced import EventSourced, event
@@ -73,7 +74,7 @@ class WorkQueue(EventSourced, work.HasQueue, Generic[T]):
         with each failure up to 60.
     """
 
-    state: work.QueueState
+    state: QueueState
 
     lease: ClassVar[float] = 30.0
     attempts: ClassVar[int] = 5
