@@ -20,6 +20,7 @@ from shardbus.entities.entity_options import ARGUMENTS, DEFAULTS, EntityOptions,
 from shardbus.entities.entity_type import (
     Directive,
     EntityType,
+    EntityTypes,
     Invoker,
     addressed,
     awaited,
@@ -109,7 +110,7 @@ def entity_type_of(
     name: str,
     options: EntityOptions,
     messages: Iterable[type],
-    types: Mapping[str, EntityType],
+    types: EntityTypes,
     of: object = None,
 ) -> EntityType:
     """Return the entity type of a class. `messages` and `types` are the application's. `of` is the
@@ -196,11 +197,7 @@ def check_durable_mailbox(
 
 
 def projects(
-    cls: type,
-    name: str,
-    options: EntityOptions,
-    of: object,
-    types: Mapping[str, EntityType],
+    cls: type, name: str, options: EntityOptions, of: object, types: EntityTypes
 ) -> EntityType | None:
     """Return the entity type whose events a class handles, None if it is no projection.
 
@@ -378,10 +375,7 @@ def interface_of(
 
 
 def parent_of(
-    name: str,
-    options: EntityOptions,
-    types: Mapping[str, EntityType],
-    declared: Mapping[str, object],
+    name: str, options: EntityOptions, types: EntityTypes, declared: Mapping[str, object]
 ) -> Interface | None:
     """Return the interface of the type that a type lives within; None if it lives by itself.
 

@@ -34,33 +34,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from shardbus.deliveries.work_items import (
-    CancelPull,
-    ConfirmWork,
-    DropWork,
-    Extended,
-    ExtendWork,
-    HasQueue,
-    ItemPlace,
-    Leased,
-    LeasedItem,
-    PullWork,
-    PutAside,
-    PutWork,
-    Queued,
-    QueueEvent,
-    QueueRules,
-    QueueSizes,
-    QueueState,
-    Removed,
-    Request,
-    Requeued,
-    RetryWork,
-    Returned,
-    ReturnWork,
-    WorkItem,
-    WorkItems,
-)
+from shardbus.deliveries import work_items as work
+from shardbus.deliveries.work_items import QueueState
 from shardbus.entity import handler
 from shardbus.errors import ConfigError, SchemaError
 from shardbus.event_sourced import EventSourced, event
@@ -86,7 +61,7 @@ class _Answer(msgspec.Struct, frozen=True):
     value: Any
 
 
-class WorkQueue(EventSourced, HasQueue, Generic[T]):
+class WorkQueue(EventSourced, work.HasQueue, Generic[T]):
     """The base of queues of work; the parameter is the class of an item's value, any plain value by
     default. A subclass may set:
 
@@ -113,7 +88,7 @@ class WorkQueue(EventSourced, HasQueue, Generic[T]):
         "state_limit": 64 * 2**20,
         "stop_message": "leave",
     }
-    __shardbus_rules__: ClassVar[QueueRules] = QueueRules()
+    __shardbus_rules__: ClassVar[work.QueueRules] = work.QueueRules()
     __shardbus_item__: ClassVar[Any] = Any
 
     if TYPE_CHECKING:
@@ -136,13 +111,13 @@ class WorkQueue(EventSourced, HasQueue, Generic[T]):
         loop = asyncio.get_running_loop()
         self._ahead = self.context.now().timestamp() - loop.time()
         self._loop = loop
-        self._requests: list[tuple[int, Request]] = []
+        self._requests: list[tuple[int, work.Request]] = []
         self._answers: dict[int, asyncio.Future[_Answer]] = {}
         self._ticket = 0
         self._writes = False
         self._timer: asyncio.TimerHandle | None = None
         self._wakes_at = math.inf
-        self._items = WorkItems(self.state, self.__shardbus_rules__, self._now())
+        self._items = work.WorkItems(self.state, self.__shardbus_rules__, self._now())
 
     # ---- for producers and workers
 
@@ -151,37 +126,37 @@ class WorkQueue(EventSourced, HasQueue, Generic[T]):
         self, bodies: list[bytes], producer: str = "", first: int = 1, wait: float = 0.0
     ) -> int:
         """Put encoded items; see `PutWork`. Returns how many of them are in the queue."""
-        return self._later(PutWork(bodies, producer, first, _bounded(wait)), 0)
+        return self._later(work.PutWork(bodies, producer, first, _bounded(wait)), 0)
 
     @handler
     def pull(
         self, most: int = 1, wait: float = 0.0, token: str = "", again: bool = False
-    ) -> list[LeasedItem]:
+    ) -> list[work.LeasedItem]:
         """Lease up to `most` items, and wait for the first one; see `PullWork`."""
         most = min(max(most, 1), PULL_MAX)
-        return self._later(PullWork(token, most, _bounded(wait), again), [])
+        return self._later(work.PullWork(token, most, _bounded(wait), again), [])
 
     @handler
     def confirm(self, numbers: list[int]) -> int:
         """Remove items that are done. Returns how many were in the queue."""
-        return self._later(ConfirmWork(numbers), 0)
+        return self._later(work.ConfirmWork(numbers), 0)
 
     @handler
     def release(self, numbers: list[int], token: str, error: str = "") -> list[int]:
         """Give items back: with the error of the work, or empty if it has not begun. Returns the
         numbers that the pull with this token held."""
-        return self._later(ReturnWork(token, numbers, error), [])
+        return self._later(work.ReturnWork(token, numbers, error), [])
 
     @handler
     def cancel(self, token: str) -> list[int]:
         """End a pull whose worker has left. Returns the numbers that it held."""
-        return self._later(CancelPull(token), [])
+        return self._later(work.CancelPull(token), [])
 
     @handler
     def extend(self, numbers: list[int], token: str) -> tuple[list[int], float]:
         """Begin the lease of items anew. Returns the numbers that the pull with this token holds,
         and the seconds of the lease."""
-        return self._later(ExtendWork(token, numbers), ([], 0.0))
+        return self._later(work.ExtendWork(token, numbers), ([], 0.0))
 
     # ---- for operators
 
@@ -190,7 +165,7 @@ class WorkQueue(EventSourced, HasQueue, Generic[T]):
         """Return the figures of the queue and its first items, all or those of one place: ready,
         leased, delayed, aside."""
         now, machine = self._now(), self._items
-        counts = dict.fromkeys((one.value for one in ItemPlace), 0)
+        counts = dict.fromkeys((one.value for one in work.ItemPlace), 0)
         items: list[dict[str, Any]] = []
         oldest = now
         for number, item in self.state.items.items():
@@ -214,12 +189,12 @@ class WorkQueue(EventSourced, HasQueue, Generic[T]):
     @handler
     def retry(self, numbers: list[int]) -> int:
         """Let workers try items again that were set aside. Returns how many there were."""
-        return self._later(RetryWork(numbers), 0)
+        return self._later(work.RetryWork(numbers), 0)
 
     @handler
     def drop(self, numbers: list[int]) -> int:
         """Remove items that were set aside. Returns how many there were."""
-        return self._later(DropWork(numbers), 0)
+        return self._later(work.DropWork(numbers), 0)
 
     # ---- for the queue itself
 
@@ -237,10 +212,10 @@ class WorkQueue(EventSourced, HasQueue, Generic[T]):
         self.context.stop()
 
     @property
-    def sizes(self) -> QueueSizes:
+    def sizes(self) -> work.QueueSizes:
         """Its figures; zeros before it has started."""
-        machine: WorkItems | None = vars(self).get("_items")
-        return QueueSizes() if machine is None else machine.sizes
+        machine: work.WorkItems | None = vars(self).get("_items")
+        return work.QueueSizes() if machine is None else machine.sizes
 
     def receive(self, message: object) -> Any:
         """Answer a request that is stored, or fail with the writer."""
@@ -255,10 +230,10 @@ class WorkQueue(EventSourced, HasQueue, Generic[T]):
 
     # ---- the writer
 
-    def _later(self, request: Request, nothing: R) -> R:
+    def _later(self, request: work.Request, nothing: R) -> R:
         """Note a request, whose asker gets its answer once it is stored. If too many wait, return
         `nothing` as the answer."""
-        if self._items.is_crowded and isinstance(request, PutWork | PullWork):
+        if self._items.is_crowded and isinstance(request, work.PutWork | work.PullWork):
             return nothing
         self._ticket += 1
         answer = self._answers[self._ticket] = self._loop.create_future()
@@ -306,37 +281,37 @@ class WorkQueue(EventSourced, HasQueue, Generic[T]):
 
     # ---- replay
 
-    def _fold(self, event: QueueEvent) -> None:
+    def _fold(self, event: work.QueueEvent) -> None:
         """Apply a stored event at a start. Later ones the machine has applied already."""
         if "_items" not in vars(self):
             self.state.apply(event)
 
     @event
-    def _queued(self, event: Queued) -> None:
+    def _queued(self, event: work.Queued) -> None:
         self._fold(event)
 
     @event
-    def _leased(self, event: Leased) -> None:
+    def _leased(self, event: work.Leased) -> None:
         self._fold(event)
 
     @event
-    def _extended(self, event: Extended) -> None:
+    def _extended(self, event: work.Extended) -> None:
         self._fold(event)
 
     @event
-    def _returned(self, event: Returned) -> None:
+    def _returned(self, event: work.Returned) -> None:
         self._fold(event)
 
     @event
-    def _put_aside(self, event: PutAside) -> None:
+    def _put_aside(self, event: work.PutAside) -> None:
         self._fold(event)
 
     @event
-    def _requeued(self, event: Requeued) -> None:
+    def _requeued(self, event: work.Requeued) -> None:
         self._fold(event)
 
     @event
-    def _removed(self, event: Removed) -> None:
+    def _removed(self, event: work.Removed) -> None:
         self._fold(event)
 
 
@@ -344,28 +319,32 @@ def _bounded(wait: float) -> float:
     return min(max(wait, 0.0), WAIT_MAX_S)
 
 
-def _shown(number: int, item: WorkItem, place: ItemPlace, now: float) -> dict[str, Any]:
+def _shown(number: int, item: work.WorkItem, place: work.ItemPlace, now: float) -> dict[str, Any]:
     value: Any = None
     if len(item.body) <= SHOWN_BYTES:
         try:
             value = decode_value(item.body)
         except SchemaError:
             value = None
-    left = round(item.until - now, 3) if place in (ItemPlace.LEASED, ItemPlace.DELAYED) else 0.0
+    left = (
+        round(item.until - now, 3)
+        if place in (work.ItemPlace.LEASED, work.ItemPlace.DELAYED)
+        else 0.0
+    )
     return {
         "number": number,
         "place": place.value,
         "attempts": item.attempts,
         "age_s": round(now - item.taken, 3),
         "left_s": left,
-        "worker": item.holder if place is ItemPlace.LEASED else "",
+        "worker": item.holder if place is work.ItemPlace.LEASED else "",
         "error": item.error,
         "bytes": len(item.body),
         "value": value,
     }
 
 
-def _rules_of(cls: type[WorkQueue[Any]]) -> QueueRules:
+def _rules_of(cls: type[WorkQueue[Any]]) -> work.QueueRules:
     """Return the rules that a class declares.
 
     Raises:
@@ -383,7 +362,7 @@ def _rules_of(cls: type[WorkQueue[Any]]) -> QueueRules:
         fits = isinstance(value, kind | int) and not isinstance(value, bool)
         if not fits or not low <= value <= high:
             raise ConfigError(f"{cls.__name__}.{name} is {value!r:.60}, not {low:g} to {high:g}")
-    return QueueRules(
+    return work.QueueRules(
         lease=float(cls.lease),
         attempts=cls.attempts,
         limit=cls.limit,

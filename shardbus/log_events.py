@@ -31,332 +31,195 @@ class LogEvent(NamedTuple):
     fields: tuple[str, ...] = ()
 
 
-def _event(name: str, fields: str = "") -> LogEvent:
-    return LogEvent(name, tuple(fields.split()))
+_TABLE = """
+asynchronous: tells_refused: %s
+embedding: rejoined node_now: this node is up again, as %s
+embedding: embedded_node_ended reason: the embedded node has ended: %s
+embedding: embedded_node_stops_early: the embedded node stops before everything was handed off
+embedding: rejoining: this node %s
+embedding: leaving: %s
+carrying: dehydrate_failed entity_type entity_id: %s %r carries nothing: dehydrate failed
+carrying: rehydrate_failed entity_type entity_id: %s %r starts without what it carried
+host: stale_entities entity_type count: %s: %d entities in memory have later homes elsewhere
+direct_messages: message_failed entity_type: failed on a message of %s
+durable_mailboxes: mailbox_store_failed entity_type entity_id error: the mailbox of %s %r: %s
+durable_mailboxes: mail_given_up entity_type entity_id reason error: %s %r: a message of its mailbox
+    is given up, %s: %s
+entity_sends: deliveries_stand entity_type entity_id error: %s %r cannot deliver: %s
+entity_sends: delivery_given_up entity_type entity_id to_type to_id reason error: %s %r: a delivery
+    to %s %r is given up, %s: %s
+outbox: outbox_delivery_given_up outbox reason error: outbox %r: a delivery is given up, %s: %s
+work_queue: work_failed item queue error: item %d of %r failed: %s
+event_log: snapshot_failed entity_type entity_id error: %s %r has no new snapshot: %s
+journal_scan: journals_not_scanned entity_type error: the journals for %s: %s
+merging: merged_states_unread entity_type error: news of merged states of %s: %s
+projecting: source_not_followed entity_type entity_id error: %s cannot follow %r: %s
+projecting: events_missing entity_type entity_id count: %s %r: %d events were removed before it
+    could handle them
+reminding: reminders_call_refused entity_type shard error: %s shard %s: %s
+reminding: reminders_call_failed entity_type shard: %s shard %s: a call for its reminders failed
+reminding: reminder_given_up entity_type reminder attempts: %s: reminder %r failed %d times
+reminded_shards: reminded_shards_not_read error: the shards with reminders: %s
+reminded_shards: reminders_of_former_shards shards: reminders and messages in %d former shards wait
+    in the store
+reminded_shards: reminders_moved count entity_type: the reminders of %d entities of %r have moved
+reminded_shards: reminders_stay entity_id: the shard of %r is unknown: its reminders stay
+remembering: remembered_list_failed entity_type shard error: %s shard %s: %s
+remembering: remembered_call_failed entity_type shard: %s shard %s: a call for its remembered
+    entities failed
+remembering: relocation_failed entity_type entity_id error: %s %r does not start elsewhere: %s
+deaf_entities: entity_deaf entity_type entity_id seconds: %s %r is busy without a task since %d s:
+    it takes no message
+deferred: work_not_cancelled: piped work was not cancelled
+slow_handlers: slow_handler method entity_type entity_id - -: %s of %s %r %s%s
+slow_handlers: other_code_blocks seconds place: code outside of a handler blocks the loop since %.1f
+    s, at %s
+stopping: entity_cut_off entity_type entity_id: %s %r did not stop in time: cut off
+stopping: on_stop_failed entity_type entity_id: on_stop of %s %r failed
+supervision: entity_failed entity_type entity_id - error_type error: %s %r %s: %s: %s
+supervision: supervision_failed entity_type: the supervision of %s failed
+server: request_cut_off path: cut off a request for %.100s: this node ends
+starlette: request_failed error_type error: a request failed: %s: %s
+dispatch: message_not_allowed kind peer: dropped a %s: %s may not send it
+downing_log: unsafe_downing seconds: UNSAFE: members that are unreachable for %g s are downed on
+    both sides of a split, which then go on as two clusters; no strategy decides
+    (unsafe_auto_down_after)
+file_descriptors: few_file_descriptors limit wanted -: this process may open %d file descriptors,
+    fewer than %d: %s
+event_loop: file_descriptors_used_up port limit -: connections to port %d wait: all %d descriptors
+    are in use: %s
+file_descriptors: file_descriptors_run_out used limit -: %d of %d file descriptors are in use: %s
+store_upkeep: store_server_changed: the store has another server, which may have lost writes: fences
+    are raised
+node: secret_changed fingerprint: listening under secret %s
+run: secret_changed fingerprint: the replica listens under secret %s
+membership_link: message_not_allowed peer: dropped a message of membership that %s may not send
+membership_link: peer_quarantined peer: %s answers heartbeats but acknowledges no message:
+    quarantined
+records: tells_refused: %s
+join_attempts: join_waits seconds ways: in no cluster after %.0f s: %s
+join_attempts: rejoin_waits: %s
+node: command_refused reason: the cluster refuses: %s
+store_upkeep: registration_failed error: the store may lack its identity and this node's address: %s
+membership_store: lease_unanswered lease error: no answer about lease %s: %s
+membership_store: lease_call_failed lease: the lease %s was not asked for
+membership_store: claim_record_not_read error: the record of the cluster that has the store was not
+    read: %s
+membership_store: claim_record_call_failed: the record of the cluster that has the store was not
+    read
+membership_store: claim_record_not_written error: the record of the cluster that has the store stays
+    as it was: %s
+membership_store: registered_nodes_not_read error: no answer about the nodes that use this store: %s
+store_reach: store_not_probed: the store was not probed
+store_reach: store_out_of_reach member: this node cannot use the store, and %s can: the next oldest
+    node takes over its coordinators
+shutdown_phases: shutdown_task_failed phase task: %s: %s failed
+app_version: revision_unknown error: the revision of the Deployment is not known yet: %s
+pod_deletion_cost: deletion_cost_written cost: the pod of this node has the deletion cost %s
+pod_deletion_cost: deletion_cost_delayed error: the deletion cost is not written yet: %s
+pod_deletion_cost: deletion_cost_given_up error: the deletion cost of the pod stays as it is: %s
+rpc: answer_failed question error: the answer to %r failed: %s
+run: loop_stopped: a task of this process has stopped the loop, which goes on
+run: secret_unchanged: the cluster's secret is as it was
+run: keys_kept reason: the keys stay as they were: %s
+session: message_not_allowed peer: dropped a Hold: %s may not send it
+session_loss: messages_unconfirmed count entity_type: %d messages of %r may be lost: no
+    acknowledgement came
+stored_layouts: layout_changed entity_type before after: the shards of %r change from %r to %r
+stored_layouts: layout_not_compared entity_type error: the stored table of %r was not compared: %s
+subscriptions: callback_failed: a callback of membership failed
+ticker: periodic_task_failed task: %s: the periodic task failed, the others go on
+load_reports: expected_load_failed entity_type error: %s: %s
+cluster_thread: cluster_thread_failed error: the cluster thread failed: %s
+cluster_thread: loop_blocked_down seconds: the application has not turned its loop for %.1f s: down
+cluster_thread: gossip_malformed error: dropped a malformed message: %s
+cluster_thread: loop_blocked seconds: the application has not turned its loop for %.1f s: the next
+    oldest node takes over its coordinators
+cluster_thread: cluster_thread_ended: the cluster thread has ended
+coordinator: table_not_loaded entity_type: the table of %r was not loaded
+coordinator: table_not_claimable entity_type error: the table of %r cannot be claimed: %s
+coordinator: strategy_not_called entity_type: the strategy of %r was not called
+coordinator: table_not_claimed entity_type: the table of %r was not claimed
+coordinator: table_not_checked entity_type error: the table of %r cannot be checked: %s
+coordinator: table_not_written entity_type error: the table of %r was not written: %s
+coordinator: table_not_written entity_type: the table of %r was not written
+coordinator: coordinator_ended entity_type reason: the coordinator of %r has ended: %s
+coordinator: remembered_not_listed entity_type error: remembered entities of %r: %s
+discovery: registrations_removed nodes: removed the registrations of nodes that have ended: %s
+discovery: discovery_failed error: looking for contacts failed, and is repeated: %s
+discovery: discovery_works: looking for contacts works again
+leases: lease_not_acquired lease: the lease %r was not acquired
+leases: lease_not_renewed lease: the lease %r was not renewed
+leases: lease_not_released lease: the lease %r was not released
+overrides: overrides_unreadable entity_type error: the overrides of %r cannot be read and are
+    ignored: %s
+region: messages_undelivered count entity_type: %d messages of %r found no home before this node
+    ended
+region: effect_unknown effect: no part of this node performs a %s
+state_expiry: state_sweep_failed entity_type error: %s: the sweep of idle states ended early: %s
+state_expiry: state_sweep_not_done entity_type: %s: the sweep of idle states ended early
+outage: store_away store error -: the store %s %s%s
+outage: store_works store seconds: the store %s works again, after %.0f s
+redis_servers: store_settings: %s
+replicated: store_waits_for_replicas store replicas: the store %s waits for replicas: %s
+server: replica_rows_read rows path seconds: %d rows read from %s in %.1f s
+server: replica_serves replica disks: the replica %s serves: its store has %d disks
+server: replica_ring replica ring disks: the replica %s has ring %d of %d disks
+server: replica_disk_given_up path reason: the disk %s is given up, and put aside: %s
+turns: replica_disk_failed path error: the replica ends: its disk %s failed: %s
+joining: replica_not_in_ring replica reason: the replica %s has a blank disk, and is not in the
+    ring: %s
+joining: replica_disk_replaced replica ring: the replica %s has its blank disk in ring %d
+replicated: store_founded_anew url: %s was founded anew: acknowledged saves may be lost
+replicated_data: values_may_be_missed r w replicas: data.r is %s and data.w is %s: of %d replicas, a
+    get may miss an acknowledged put
+replicated: store_ring url ring disks: %s: ring %d of %d disks
+peers: replica_waits replica reason: the replica %s waits for %s
+disk: replica_disk_damaged path damage: the replica's disk in %s cannot be used: %s
+child: replica_ended how seconds: the replica %s; it is started again in %g s
+replica_links: store_call_not_sent error: a call of this store cannot be sent: %s
+child: replica_not_started error: the replica cannot be started: %s
+server_watch: store_settings: %s
+store_wait: waits_for_store step until error: this node %s once its store answers, %s: %s
+server_watch: server_not_probed store: the store %s was not probed
+server_watch: store_settings_in_order store: the settings of the store %s are in order again
+sqlite_worker: store_thread_failed store: the thread of the store %s failed
+task_set: task_failed task: a task failed: %s
+endpoint: connection_denied peer reason: no connection to %s: %s
+endpoint: message_forged peer: dropped a message of %s in the name of another node
+inbox: run_malformed peer error: dropped a run from %s: %s
+inbox: run_failed run peer: failed on a %s from %s
+incoming: frame_not_allowed frame peer: dropped a frame of type %d: %s may not send it
+incoming: session_refused reason: refused a session: %s
+incoming: frame_malformed error: dropped a frame: %s
+outgoing: frame_malformed peer error: dropped a frame from %s: %s
+connection_guard: connection_ended peer reason -: ended a connection from %s: %s%s
+connection_guard: connections_unwatched: connections are not watched any more
+connection_guard: connection_check_failed: a check of the connections failed
+curve: keys_kept reason: the keys stay as they were: %s
+network: socket_refused port error: no socket for port %d: %s: raise the limit of `ulimit -n`
+pubsub: gossip_refused peer reason: no gossip from %s: %s
+sockets: sockets_left_behind seconds: ZeroMQ's threads do not end within %g s: they are left behind
+zap: authentication_ended: peers are not authenticated any more: every new connection is refused
+zap: key_unknown peer: refused a connection from %s: its key is not known here
+zap: key_not_checked: a peer is refused: its key could not be checked
+unit: worker_not_started worker error: worker %d cannot be started: %s
+unit: worker_killed worker: worker %d did not end in time and is killed
+unit: worker_restarted worker reason seconds: worker %d %s; it is restarted in %g s
+log_writer: log_lines_dropped count: %d lines of the log were dropped: what reads it stood still
+"""
+"""The module that logs, the name of the event and the names of its arguments, and the text."""
 
 
-_ENTITY = "entity_type entity_id"
+def _declared(row: str) -> tuple[tuple[str, str], LogEvent]:
+    module, words, text = row.split(": ", 2)
+    name, *fields = words.split()
+    return (module, text), LogEvent(name, tuple(fields))
 
-EVENTS: Mapping[tuple[str, str], LogEvent] = {
-    ("asynchronous", "%s"): _event("tells_refused"),
-    ("embedding", "this node is up again, as %s"): _event("rejoined", "node_now"),
-    ("embedding", "the embedded node has ended: %s"): _event("embedded_node_ended", "reason"),
-    ("embedding", "the embedded node stops before everything was handed off"): _event(
-        "embedded_node_stops_early"
-    ),
-    ("embedding", "this node %s"): _event("rejoining"),
-    ("embedding", "%s"): _event("leaving"),
-    ("carrying", "%s %r carries nothing: dehydrate failed"): _event("dehydrate_failed", _ENTITY),
-    ("carrying", "%s %r starts without what it carried"): _event("rehydrate_failed", _ENTITY),
-    ("host", "%s: %d entities in memory have later homes elsewhere"): _event(
-        "stale_entities", "entity_type count"
-    ),
-    ("direct_messages", "failed on a message of %s"): _event("message_failed", "entity_type"),
-    ("durable_mailboxes", "the mailbox of %s %r: %s"): _event(
-        "mailbox_store_failed", f"{_ENTITY} error"
-    ),
-    ("durable_mailboxes", "%s %r: a message of its mailbox is given up, %s: %s"): _event(
-        "mail_given_up", f"{_ENTITY} reason error"
-    ),
-    ("entity_sends", "%s %r cannot deliver: %s"): _event("deliveries_stand", f"{_ENTITY} error"),
-    ("entity_sends", "%s %r: a delivery to %s %r is given up, %s: %s"): _event(
-        "delivery_given_up", f"{_ENTITY} to_type to_id reason error"
-    ),
-    ("outbox", "outbox %r: a delivery is given up, %s: %s"): _event(
-        "outbox_delivery_given_up", "outbox reason error"
-    ),
-    ("work_queue", "item %d of %r failed: %s"): _event("work_failed", "item queue error"),
-    ("event_log", "%s %r has no new snapshot: %s"): _event("snapshot_failed", f"{_ENTITY} error"),
-    ("journal_scan", "the journals for %s: %s"): _event(
-        "journals_not_scanned", "entity_type error"
-    ),
-    ("merging", "news of merged states of %s: %s"): _event(
-        "merged_states_unread", "entity_type error"
-    ),
-    ("projecting", "%s cannot follow %r: %s"): _event("source_not_followed", f"{_ENTITY} error"),
-    ("projecting", "%s %r: %d events were removed before it could handle them"): _event(
-        "events_missing", f"{_ENTITY} count"
-    ),
-    ("reminding", "%s shard %s: %s"): _event("reminders_call_refused", "entity_type shard error"),
-    ("reminding", "%s shard %s: a call for its reminders failed"): _event(
-        "reminders_call_failed", "entity_type shard"
-    ),
-    ("reminding", "%s: reminder %r failed %d times"): _event(
-        "reminder_given_up", "entity_type reminder attempts"
-    ),
-    ("reminded_shards", "the shards with reminders: %s"): _event(
-        "reminded_shards_not_read", "error"
-    ),
-    (
-        "reminded_shards",
-        "reminders and messages in %d former shards wait in the store",
-    ): _event("reminders_of_former_shards", "shards"),
-    ("reminded_shards", "the reminders of %d entities of %r have moved"): _event(
-        "reminders_moved", "count entity_type"
-    ),
-    ("reminded_shards", "the shard of %r is unknown: its reminders stay"): _event(
-        "reminders_stay", "entity_id"
-    ),
-    ("remembering", "%s shard %s: %s"): _event("remembered_list_failed", "entity_type shard error"),
-    ("remembering", "%s shard %s: a call for its remembered entities failed"): _event(
-        "remembered_call_failed", "entity_type shard"
-    ),
-    ("remembering", "%s %r does not start elsewhere: %s"): _event(
-        "relocation_failed", f"{_ENTITY} error"
-    ),
-    (
-        "deaf_entities",
-        "%s %r is busy without a task since %d s: it takes no message",
-    ): _event("entity_deaf", f"{_ENTITY} seconds"),
-    ("deferred", "piped work was not cancelled"): _event("work_not_cancelled"),
-    ("slow_handlers", "%s of %s %r %s%s"): _event("slow_handler", f"method {_ENTITY} - -"),
-    (
-        "slow_handlers",
-        "code outside of a handler blocks the loop since %.1f s, at %s",
-    ): _event("other_code_blocks", "seconds place"),
-    ("stopping", "%s %r did not stop in time: cut off"): _event("entity_cut_off", _ENTITY),
-    ("stopping", "on_stop of %s %r failed"): _event("on_stop_failed", _ENTITY),
-    ("supervision", "%s %r %s: %s: %s"): _event("entity_failed", f"{_ENTITY} - error_type error"),
-    ("supervision", "the supervision of %s failed"): _event("supervision_failed", "entity_type"),
-    ("server", "cut off a request for %.100s: this node ends"): _event("request_cut_off", "path"),
-    ("starlette", "a request failed: %s: %s"): _event("request_failed", "error_type error"),
-    ("dispatch", "dropped a %s: %s may not send it"): _event("message_not_allowed", "kind peer"),
-    (
-        "downing_log",
-        "UNSAFE: members that are unreachable for %g s are downed on both sides of a split, which "
-        "then go on as two clusters; no strategy decides (unsafe_auto_down_after)",
-    ): _event("unsafe_downing", "seconds"),
-    ("file_descriptors", "this process may open %d file descriptors, fewer than %d: %s"): _event(
-        "few_file_descriptors", "limit wanted -"
-    ),
-    ("event_loop", "connections to port %d wait: all %d descriptors are in use: %s"): _event(
-        "file_descriptors_used_up", "port limit -"
-    ),
-    ("file_descriptors", "%d of %d file descriptors are in use: %s"): _event(
-        "file_descriptors_run_out", "used limit -"
-    ),
-    (
-        "store_upkeep",
-        "the store has another server, which may have lost writes: fences are raised",
-    ): _event("store_server_changed"),
-    ("node", "listening under secret %s"): _event("secret_changed", "fingerprint"),
-    ("run", "the replica listens under secret %s"): _event("secret_changed", "fingerprint"),
-    ("membership_link", "dropped a message of membership that %s may not send"): _event(
-        "message_not_allowed", "peer"
-    ),
-    ("membership_link", "%s answers heartbeats but acknowledges no message: quarantined"): _event(
-        "peer_quarantined", "peer"
-    ),
-    ("records", "%s"): _event("tells_refused"),
-    ("join_attempts", "in no cluster after %.0f s: %s"): _event("join_waits", "seconds ways"),
-    ("join_attempts", "%s"): _event("rejoin_waits"),
-    ("node", "the cluster refuses: %s"): _event("command_refused", "reason"),
-    ("store_upkeep", "the store may lack its identity and this node's address: %s"): _event(
-        "registration_failed", "error"
-    ),
-    ("membership_store", "no answer about lease %s: %s"): _event("lease_unanswered", "lease error"),
-    ("membership_store", "the lease %s was not asked for"): _event("lease_call_failed", "lease"),
-    ("membership_store", "the record of the cluster that has the store was not read: %s"): _event(
-        "claim_record_not_read", "error"
-    ),
-    ("membership_store", "the record of the cluster that has the store was not read"): _event(
-        "claim_record_call_failed"
-    ),
-    (
-        "membership_store",
-        "the record of the cluster that has the store stays as it was: %s",
-    ): _event("claim_record_not_written", "error"),
-    ("membership_store", "no answer about the nodes that use this store: %s"): _event(
-        "registered_nodes_not_read", "error"
-    ),
-    ("store_reach", "the store was not probed"): _event("store_not_probed"),
-    (
-        "store_reach",
-        "this node cannot use the store, and %s can: the next oldest node takes over its"
-        " coordinators",
-    ): _event("store_out_of_reach", "member"),
-    ("shutdown_phases", "%s: %s failed"): _event("shutdown_task_failed", "phase task"),
-    ("app_version", "the revision of the Deployment is not known yet: %s"): _event(
-        "revision_unknown", "error"
-    ),
-    ("pod_deletion_cost", "the pod of this node has the deletion cost %s"): _event(
-        "deletion_cost_written", "cost"
-    ),
-    ("pod_deletion_cost", "the deletion cost is not written yet: %s"): _event(
-        "deletion_cost_delayed", "error"
-    ),
-    ("pod_deletion_cost", "the deletion cost of the pod stays as it is: %s"): _event(
-        "deletion_cost_given_up", "error"
-    ),
-    ("rpc", "the answer to %r failed: %s"): _event("answer_failed", "question error"),
-    ("run", "a task of this process has stopped the loop, which goes on"): _event("loop_stopped"),
-    ("run", "the cluster's secret is as it was"): _event("secret_unchanged"),
-    ("run", "the keys stay as they were: %s"): _event("keys_kept", "reason"),
-    ("session", "dropped a Hold: %s may not send it"): _event("message_not_allowed", "peer"),
-    ("session_loss", "%d messages of %r may be lost: no acknowledgement came"): _event(
-        "messages_unconfirmed", "count entity_type"
-    ),
-    ("stored_layouts", "the shards of %r change from %r to %r"): _event(
-        "layout_changed", "entity_type before after"
-    ),
-    ("stored_layouts", "the stored table of %r was not compared: %s"): _event(
-        "layout_not_compared", "entity_type error"
-    ),
-    ("subscriptions", "a callback of membership failed"): _event("callback_failed"),
-    ("ticker", "%s: the periodic task failed, the others go on"): _event(
-        "periodic_task_failed", "task"
-    ),
-    ("load_reports", "%s: %s"): _event("expected_load_failed", "entity_type error"),
-    ("cluster_thread", "the cluster thread failed: %s"): _event("cluster_thread_failed", "error"),
-    ("cluster_thread", "the application has not turned its loop for %.1f s: down"): _event(
-        "loop_blocked_down", "seconds"
-    ),
-    ("cluster_thread", "dropped a malformed message: %s"): _event("gossip_malformed", "error"),
-    (
-        "cluster_thread",
-        "the application has not turned its loop for %.1f s: the next oldest node takes over its "
-        "coordinators",
-    ): _event("loop_blocked", "seconds"),
-    ("cluster_thread", "the cluster thread has ended"): _event("cluster_thread_ended"),
-    ("coordinator", "the table of %r was not loaded"): _event("table_not_loaded", "entity_type"),
-    ("coordinator", "the table of %r cannot be claimed: %s"): _event(
-        "table_not_claimable", "entity_type error"
-    ),
-    ("coordinator", "the strategy of %r was not called"): _event(
-        "strategy_not_called", "entity_type"
-    ),
-    ("coordinator", "the table of %r was not claimed"): _event("table_not_claimed", "entity_type"),
-    ("coordinator", "the table of %r cannot be checked: %s"): _event(
-        "table_not_checked", "entity_type error"
-    ),
-    ("coordinator", "the table of %r was not written: %s"): _event(
-        "table_not_written", "entity_type error"
-    ),
-    ("coordinator", "the table of %r was not written"): _event("table_not_written", "entity_type"),
-    ("coordinator", "the coordinator of %r has ended: %s"): _event(
-        "coordinator_ended", "entity_type reason"
-    ),
-    ("coordinator", "remembered entities of %r: %s"): _event(
-        "remembered_not_listed", "entity_type error"
-    ),
-    ("discovery", "removed the registrations of nodes that have ended: %s"): _event(
-        "registrations_removed", "nodes"
-    ),
-    ("discovery", "looking for contacts failed, and is repeated: %s"): _event(
-        "discovery_failed", "error"
-    ),
-    ("discovery", "looking for contacts works again"): _event("discovery_works"),
-    ("leases", "the lease %r was not acquired"): _event("lease_not_acquired", "lease"),
-    ("leases", "the lease %r was not renewed"): _event("lease_not_renewed", "lease"),
-    ("leases", "the lease %r was not released"): _event("lease_not_released", "lease"),
-    ("overrides", "the overrides of %r cannot be read and are ignored: %s"): _event(
-        "overrides_unreadable", "entity_type error"
-    ),
-    ("region", "%d messages of %r found no home before this node ended"): _event(
-        "messages_undelivered", "count entity_type"
-    ),
-    ("region", "no part of this node performs a %s"): _event("effect_unknown", "effect"),
-    ("state_expiry", "%s: the sweep of idle states ended early: %s"): _event(
-        "state_sweep_failed", "entity_type error"
-    ),
-    ("state_expiry", "%s: the sweep of idle states ended early"): _event(
-        "state_sweep_not_done", "entity_type"
-    ),
-    ("outage", "the store %s %s%s"): _event("store_away", "store error -"),
-    ("outage", "the store %s works again, after %.0f s"): _event("store_works", "store seconds"),
-    ("redis_servers", "%s"): _event("store_settings"),
-    ("replicated", "the store %s waits for replicas: %s"): _event(
-        "store_waits_for_replicas", "store replicas"
-    ),
-    ("server", "%d rows read from %s in %.1f s"): _event("replica_rows_read", "rows path seconds"),
-    ("server", "the replica %s serves: its store has %d disks"): _event(
-        "replica_serves", "replica disks"
-    ),
-    ("server", "the replica %s has ring %d of %d disks"): _event(
-        "replica_ring", "replica ring disks"
-    ),
-    ("server", "the disk %s is given up, and put aside: %s"): _event(
-        "replica_disk_given_up", "path reason"
-    ),
-    ("turns", "the replica ends: its disk %s failed: %s"): _event(
-        "replica_disk_failed", "path error"
-    ),
-    ("joining", "the replica %s has a blank disk, and is not in the ring: %s"): _event(
-        "replica_not_in_ring", "replica reason"
-    ),
-    ("joining", "the replica %s has its blank disk in ring %d"): _event(
-        "replica_disk_replaced", "replica ring"
-    ),
-    ("replicated", "%s was founded anew: acknowledged saves may be lost"): _event(
-        "store_founded_anew", "url"
-    ),
-    (
-        "replicated_data",
-        "data.r is %s and data.w is %s: of %d replicas, a get may miss an acknowledged put",
-    ): _event("values_may_be_missed", "r w replicas"),
-    ("replicated", "%s: ring %d of %d disks"): _event("store_ring", "url ring disks"),
-    ("peers", "the replica %s waits for %s"): _event("replica_waits", "replica reason"),
-    ("disk", "the replica's disk in %s cannot be used: %s"): _event(
-        "replica_disk_damaged", "path damage"
-    ),
-    ("child", "the replica %s; it is started again in %g s"): _event(
-        "replica_ended", "how seconds"
-    ),
-    ("replica_links", "a call of this store cannot be sent: %s"): _event(
-        "store_call_not_sent", "error"
-    ),
-    ("child", "the replica cannot be started: %s"): _event("replica_not_started", "error"),
-    ("server_watch", "%s"): _event("store_settings"),
-    ("store_wait", "this node %s once its store answers, %s: %s"): _event(
-        "waits_for_store", "step until error"
-    ),
-    ("server_watch", "the store %s was not probed"): _event("server_not_probed", "store"),
-    ("server_watch", "the settings of the store %s are in order again"): _event(
-        "store_settings_in_order", "store"
-    ),
-    ("sqlite_worker", "the thread of the store %s failed"): _event("store_thread_failed", "store"),
-    ("task_set", "a task failed: %s"): _event("task_failed", "task"),
-    ("endpoint", "no connection to %s: %s"): _event("connection_denied", "peer reason"),
-    ("endpoint", "dropped a message of %s in the name of another node"): _event(
-        "message_forged", "peer"
-    ),
-    ("inbox", "dropped a run from %s: %s"): _event("run_malformed", "peer error"),
-    ("inbox", "failed on a %s from %s"): _event("run_failed", "run peer"),
-    ("incoming", "dropped a frame of type %d: %s may not send it"): _event(
-        "frame_not_allowed", "frame peer"
-    ),
-    ("incoming", "refused a session: %s"): _event("session_refused", "reason"),
-    ("incoming", "dropped a frame: %s"): _event("frame_malformed", "error"),
-    ("outgoing", "dropped a frame from %s: %s"): _event("frame_malformed", "peer error"),
-    ("connection_guard", "ended a connection from %s: %s%s"): _event(
-        "connection_ended", "peer reason -"
-    ),
-    ("connection_guard", "connections are not watched any more"): _event("connections_unwatched"),
-    ("connection_guard", "a check of the connections failed"): _event("connection_check_failed"),
-    ("curve", "the keys stay as they were: %s"): _event("keys_kept", "reason"),
-    ("network", "no socket for port %d: %s: raise the limit of `ulimit -n`"): _event(
-        "socket_refused", "port error"
-    ),
-    ("pubsub", "no gossip from %s: %s"): _event("gossip_refused", "peer reason"),
-    ("sockets", "ZeroMQ's threads do not end within %g s: they are left behind"): _event(
-        "sockets_left_behind", "seconds"
-    ),
-    ("zap", "peers are not authenticated any more: every new connection is refused"): _event(
-        "authentication_ended"
-    ),
-    ("zap", "refused a connection from %s: its key is not known here"): _event(
-        "key_unknown", "peer"
-    ),
-    ("zap", "a peer is refused: its key could not be checked"): _event("key_not_checked"),
-    ("unit", "worker %d cannot be started: %s"): _event("worker_not_started", "worker error"),
-    ("unit", "worker %d did not end in time and is killed"): _event("worker_killed", "worker"),
-    ("unit", "worker %d %s; it is restarted in %g s"): _event(
-        "worker_restarted", "worker reason seconds"
-    ),
-    ("log_writer", "%d lines of the log were dropped: what reads it stood still"): _event(
-        "log_lines_dropped", "count"
-    ),
-}
+
+EVENTS: Mapping[tuple[str, str], LogEvent] = dict(
+    map(_declared, _TABLE.replace("\n    ", " ").strip().split("\n"))
+)
 """By the module that logs, and the text without its arguments."""
 
 

@@ -23,11 +23,11 @@ Source: docs/how-to/event-sourcing.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar
 
 from shardbus.entities.entity_options import EntityOptions
-from shardbus.entities.entity_type import EntityType, awaited
+from shardbus.entities.entity_type import EntityType, EntityTypes, awaited
 from shardbus.entities.projected_events import ProjectedEvents, part_id, place_of
 from shardbus.entity import Entity
 from shardbus.errors import ConfigError
@@ -172,7 +172,7 @@ def projected_events(cls: type, name: str, source: EntityType) -> ProjectedEvent
     return ProjectedEvents(source.name, codec, handlers, attempts)
 
 
-def source_of(name: str, of: object, types: Mapping[str, EntityType]) -> EntityType:
+def source_of(name: str, of: object, types: EntityTypes) -> EntityType:
     """Return the entity type whose events a projection handles.
 
     Raises:

@@ -57,12 +57,9 @@ WATCHED = {
     "shardbus/simulation/nodes/world.py SimNode.__init__": "the loop's exception handler records a"
     " defect",
     "shardbus/simulation/nodes/world.py SimNode._live": "it only waits for an event",
-    "shardbus/testing/journal_suite.py JournalSuite.test_a_cancelled_call_never_mixes_answers": ""
-    "the test awaits them",
     "shardbus/testing/journal_suite.py JournalSuite"
     ".test_an_append_that_was_given_up_is_in_what_is_opened_or_never_applied": "it is given up",
-    "shardbus/testing/store_suite.py CallTests.test_a_cancelled_call_never_mixes_answers": ""
-    "`gather` takes the results",
+    "shardbus/testing/store_suite.py cancel_some": "`gather` takes the results",
     "shardbus/testing/store_suite.py"
     " StateTests.test_a_load_comes_after_a_save_that_was_given_up": "it is given up",
     "shardbus/testing/store_suite.py"

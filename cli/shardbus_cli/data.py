@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,7 +37,7 @@ from shardbus_cli.parameters import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import AsyncIterator, Iterable
 
     from shardbus import ShardBus
     from shardbus.ids import Address
@@ -195,25 +196,19 @@ def _described(kind: str, table: StoredTable | None) -> dict[str, Any]:
 
 
 async def _load(url: str, cluster: str, types: list[str]) -> dict[str, StoredTable | None]:
-    store = await opened(url, cluster)
-    try:
+    async with opened(url, cluster) as store:
         return {kind: await store.load_table(kind) for kind in types}
-    finally:
-        await store.close()
 
 
 async def _remove(url: str, cluster: str, types: list[str]) -> dict[str, bool]:
     """Remove the tables, unless a node runs. Registered nodes that do not run are unregistered."""
     from shardbus.store import node_registry
 
-    store = await opened(url, cluster)
-    try:
+    async with opened(url, cluster) as store:
         nodes = await refuse_if_running(store, cluster, types)
         removed = {kind: await store.remove_table(kind) for kind in types}
         await node_registry.remove(store, nodes)
         return removed
-    finally:
-        await store.close()
 
 
 async def refuse_if_running(
@@ -240,8 +235,7 @@ async def _repair(url: str, cluster: str, types: list[str], *, write: bool) -> d
     from shardbus.store.repair import repair as repair_type
     from shardbus.store.repair import repairable
 
-    store = await opened(url, cluster)
-    try:
+    async with opened(url, cluster) as store:
         raw = repairable(store)
         if write:
             known = await node_registry.registered(store)
@@ -251,8 +245,6 @@ async def _repair(url: str, cluster: str, types: list[str], *, write: bool) -> d
             for address in await _listening(known):
                 raise runs(cluster, str(address))
         return {kind: (await repair_type(raw, kind, write=write)).lines() for kind in types}
-    finally:
-        await store.close()
 
 
 def _declared(bus: ShardBus) -> dict[str, Declared]:
@@ -340,8 +332,9 @@ def _described_migration(found: Migration, *, done: bool, write: bool) -> dict[s
     return {"done": done, **counts, "types": types, "lines": lines}
 
 
-async def opened(url: str, cluster: str, *, creates: bool = False) -> StateStore:
-    """Return the store of a cluster, started. `creates`: a file that is not there is made.
+@asynccontextmanager
+async def opened(url: str, cluster: str, *, creates: bool = False) -> AsyncIterator[StateStore]:
+    """Yield the store of a cluster, started. `creates`: a file that is not there is made.
 
     Raises:
         CommandFailure: there is no such file.
@@ -352,7 +345,10 @@ async def opened(url: str, cluster: str, *, creates: bool = False) -> StateStore
     if not creates:
         check_file(url)
     await store.start()
-    return store
+    try:
+        yield store
+    finally:
+        await store.close()
 
 
 def opening(url: str) -> dict[str, Any]:

@@ -179,21 +179,18 @@ async def _tables(url: str, cluster: str, types: list[str]) -> tuple[Tables, lis
     tables: Tables = {}
     wrong: list[Finding] = []
     try:
-        store = await opened(url, cluster)
+        async with opened(url, cluster) as store:
+            for kind in types:
+                try:
+                    tables[kind] = await store.load_table(kind)
+                except StoreUnavailable as e:
+                    wrong.append(Finding("store-silent", STORE, mask_url(url), f"is silent: {e}"))
+                except StoreError as e:
+                    wrong.append(Finding("stored-damaged", kind, "table", e.message))
     except StoreError as e:
         return {}, [Finding("store-silent", STORE, mask_url(url), f"does not answer here: {e}")]
     except ConfigError as e:
         return {}, [Finding("store-unfit", STORE, mask_url(url), f"is refused: {e}")]
-    try:
-        for kind in types:
-            try:
-                tables[kind] = await store.load_table(kind)
-            except StoreUnavailable as e:
-                wrong.append(Finding("store-silent", STORE, mask_url(url), f"is silent: {e}"))
-            except StoreError as e:
-                wrong.append(Finding("stored-damaged", kind, "table", e.message))
-    finally:
-        await store.close()
     return tables, wrong
 
 

@@ -163,14 +163,11 @@ def with_journals(
     from shardbus.store.journal_protocol import journals_of
 
     async def run() -> T:
-        found = await opened(url, cluster, creates=creates)
-        try:
+        async with opened(url, cluster, creates=creates) as found:
             journals = journals_of(found)
             if journals is None:
                 raise CommandFailure("this store has no journals", code=ExitCode.USAGE)
             return await step(found, journals)
-        finally:
-            await found.close()
 
     return asyncio.run(run())
 

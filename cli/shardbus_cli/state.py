@@ -76,8 +76,6 @@ def list_(
 ) -> None:
     """List entities that have a stored state, in the order of the store: of a node the ids of one
     page, with --store the states, too."""
-    import asyncio
-
     named = NamedCluster(cluster, app, node)
     if store is None:
         store = _stopped(named, node)
@@ -101,7 +99,7 @@ def list_(
                 break
         return list(found.items())[: limit + 1]
 
-    found = asyncio.run(_with_store(store, named.name, first))
+    found = _with_store(store, named.name, first)
     rows = [_row(entity_id, data) for entity_id, data in found[:limit]]
     if as_json:
         output.data(json.dumps({"type": kind, "states": rows, "more": len(found) > limit}))
@@ -125,8 +123,6 @@ def show(
     node: NodeUrl = NODE_URL,
 ) -> None:
     """Show the stored state of one entity, as JSON; through a node with the operator's token."""
-    import asyncio
-
     named = NamedCluster(cluster, app, node)
     if store is None:
         store = _stopped(named, node)
@@ -143,7 +139,7 @@ def show(
             await _refuse_shared(opened, kind, entity_id)
         return data
 
-    data = asyncio.run(_with_store(store, named.name, one))
+    data = _with_store(store, named.name, one)
     if data is None:
         raise _no_state(kind, entity_id, named.mistaken_type(kind))
     output.data(json.dumps(_row(entity_id, data)))
@@ -183,8 +179,6 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Read every stored state by the classes of an application; exit code 5 if one cannot be."""
-    import asyncio
-
     app_or_project(application, app)  # an error says that one is needed
     named = NamedCluster(cluster, app_named(application, app), NODE_URL, by_app=True)
     bus, name_of_cluster = cast("ShardBus", named.bus), named.name
@@ -202,7 +196,7 @@ def check(
             for name, kind in chosen.items()
         }
 
-    found = asyncio.run(_with_store(store, name_of_cluster, read))
+    found = _with_store(store, name_of_cluster, read)
     if as_json:
         output.data(json.dumps({"cluster": name_of_cluster, "types": found}))
     else:
@@ -287,13 +281,15 @@ def _list_by_node(node: str, kind: str, as_json: bool, **query: object) -> None:
         output.note(f"there are more: --cursor '{answer['next']}'")
 
 
-async def _with_store(url: str, cluster: str, read: Callable[[StateStore], Awaitable[T]]) -> T:
-    """Return the result of reading the opened store."""
-    store = await opened(url, cluster)
-    try:
-        return await read(store)
-    finally:
-        await store.close()
+def _with_store(url: str, cluster: str, read: Callable[[StateStore], Awaitable[T]]) -> T:
+    """Return the result of reading the store."""
+    import asyncio
+
+    async def run() -> T:
+        async with opened(url, cluster) as store:
+            return await read(store)
+
+    return asyncio.run(run())
 
 
 def _stopped(named: NamedCluster, node: str) -> str | None:

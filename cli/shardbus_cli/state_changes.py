@@ -144,8 +144,8 @@ def export(
     name = named.name
 
     async def print_all() -> int:
-        found, count = await opened(store, name), 0
-        try:
+        count = 0
+        async with opened(store, name) as found:
             for kind in names:
                 before = count
                 async for line in lines_of_type(found, bus, kind, prefix, after, rate):
@@ -158,8 +158,6 @@ def export(
                 async for line in lines_of_outboxes(found):
                     output.data(line)
                     count += 1
-        finally:
-            await found.close()
         return count
 
     output.note(output.counted(asyncio.run(print_all()), "line"))
@@ -192,14 +190,11 @@ def import_(
     existing = "replace" if replace else "skip" if skip else "refuse"
 
     async def write_all() -> dict[str, int]:
-        found = await opened(store, name, creates=True)
-        try:
+        async with opened(store, name, creates=True) as found:
             if not dry_run:
                 await refuse_if_running(found, name, bus.types if bus is not None else ())
             with nullcontext(sys.stdin.buffer) if file == "-" else open(file, "rb") as lines:  # noqa: ASYNC230
                 return await import_lines(found, bus, lines, existing, write=not dry_run)
-        finally:
-            await found.close()
 
     try:
         done = asyncio.run(write_all())
@@ -286,8 +281,7 @@ def _write_here(
     name, bus = named.stopped(), named.bus
 
     async def write() -> None:
-        store = await opened(url, name)
-        try:
+        async with opened(url, name) as store:
             await refuse_if_running(store, name, (kind,))
             [stored] = await store.read_states(kind, [entity_id])
             record, alone = split_record(stored or b"")
@@ -299,8 +293,6 @@ def _write_here(
             if data is None and not keeps_messages:
                 await _refuse_with_messages(store, kind, shard, entity_id)
             await write_state(store, kind, shard, entity_id, new, ends_reminders=data is None)
-        finally:
-            await store.close()
 
     asyncio.run(write())
     change = "removed" if data is None else f"{output.counted(len(data), 'byte')} set"

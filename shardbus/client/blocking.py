@@ -48,6 +48,9 @@ E = TypeVar("E")
 T = TypeVar("T")
 V = TypeVar("V")
 
+Run = Callable[[Callable[[], Awaitable[Any]]], Any]
+"""Runs work in the loop of the client, while the thread waits for its result."""
+
 SET_BY_OPENING = ("_bridge", "_client", "_to")
 """The attributes of a client that it has once it is open."""
 
@@ -56,9 +59,7 @@ CLOSING_S = 10.0
 """How long `close` waits for another thread that closes the client."""
 
 
-def each(
-    run: Callable[[Callable[[], Awaitable[Any]]], Any], items: AsyncGenerator[T, None]
-) -> Generator[T, None, None]:
+def each(run: Run, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
     """Yield what an asynchronous generator of the client's loop yields; the thread waits. The
     generator is closed at the end, unless the loop has ended or does not get to it."""
     try:
@@ -419,9 +420,7 @@ class BlockingData:
     """The replicated values of a cluster, for threads: `client.data.put("rate", 1.09)`. Several
     threads may use one. The calls are those of `SharedValues`, with the same errors."""
 
-    def __init__(
-        self, run: Callable[[Callable[[], Awaitable[Any]]], Any], data: ClientData
-    ) -> None:
+    def __init__(self, run: Run, data: ClientData) -> None:
         self._run, self._data = run, data
 
     def get(self, key: str, *, r: Level | None = None) -> Versioned | None:
@@ -484,9 +483,7 @@ class BlockingData:
 class BlockingQueue(Generic[T]):
     """A queue of work, for threads. Several threads may use one."""
 
-    def __init__(
-        self, run: Callable[[Callable[[], Awaitable[Any]]], Any], queue: ClientQueue[T]
-    ) -> None:
+    def __init__(self, run: Run, queue: ClientQueue[T]) -> None:
         self._run, self._queue = run, queue
 
     @property
@@ -517,7 +514,7 @@ class BlockingQueue(Generic[T]):
 class BlockingWork(Generic[T]):
     """An item that this thread has for a time, as `Work`."""
 
-    def __init__(self, run: Callable[[Callable[[], Awaitable[Any]]], Any], work: Work[T]) -> None:
+    def __init__(self, run: Run, work: Work[T]) -> None:
         self._run, self._work = run, work
         self.number: int = work.number
         """The number of the item in its queue, the same each time that a worker gets it."""
@@ -566,7 +563,7 @@ class BlockingWork(Generic[T]):
 class BlockingRegion:
     """The region of a type, for threads."""
 
-    def __init__(self, run: Callable[[Callable[[], Awaitable[Any]]], Any], region: Region) -> None:
+    def __init__(self, run: Run, region: Region) -> None:
         self._run, self._region = run, region
 
     def tell(self, message: object) -> None:
@@ -583,9 +580,7 @@ class BlockingOutbox:
     outbox.send(ref.add, 2)`. Several threads may use one; messages that they send at the same time
     share a write."""
 
-    def __init__(
-        self, run: Callable[[Callable[[], Awaitable[Any]]], Any], outbox: ClientOutbox
-    ) -> None:
+    def __init__(self, run: Run, outbox: ClientOutbox) -> None:
         self._run, self._outbox = run, outbox
 
     def __enter__(self) -> BlockingOutbox:

@@ -33,7 +33,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from math import floor
-from typing import Any, Protocol
+from typing import Any
 from zlib import crc32
 
 import msgspec
@@ -73,8 +73,8 @@ from shardbus.deliveries.numbers import (
 )
 from shardbus.entities.activation import Activation, Message, Shard
 from shardbus.entities.entity_sends import LISTED_WITHIN_S
-from shardbus.entities.entity_type import EntityType, Invoker
-from shardbus.entities.gate import SuspensionGate
+from shardbus.entities.entity_type import Invoker
+from shardbus.entities.own_messages import WorkHost
 from shardbus.entities.remembering import RememberedEntities
 from shardbus.entities.runs import Arrive, Find, RunHandler
 from shardbus.error_text import described, is_a, text_of, type_name
@@ -117,29 +117,6 @@ AGAIN_S = 2.0
 """The pause before the messages of an entity in another shard are sent again."""
 RECORD = MARK + "$record"
 """The method of a record of deliveries, which goes to the next home of its shard."""
-
-
-class MailboxHost(Protocol):
-    """The host of an entity type, as its mailboxes call it."""
-
-    name: str
-    kind: EntityType
-    node_name: str
-    loop: asyncio.AbstractEventLoop
-    wall_clock: Callable[[], float]
-    shards: dict[str, Shard]
-    gate: SuspensionGate
-    counts: Any
-    deliveries: Any
-    runner: Any
-    stopper: Any
-    draining: Any
-    ref: Callable[[Any, str], Any]
-
-    def find(self, entity_id: str, shard: str) -> Activation | None: ...
-    def activate(self, hosted: Shard, entity_id: str, cause: str = ...) -> Activation: ...
-    def maybe_down(self, hosted: Shard) -> None: ...
-    def traced(self, invoker: Invoker, trace: str, *, asked: bool) -> Invoker: ...
 
 
 class MailboxCounts(msgspec.Struct):
@@ -264,7 +241,7 @@ class DurableMailboxes:
 
     def __init__(
         self,
-        host: MailboxHost,
+        host: WorkHost,
         store: StateStore,
         journals: Journals | None,
         settings: ShardingSettings,

@@ -265,3 +265,7 @@ def _outcome_of(function: Callable[..., Any], *args: Any) -> tuple[Any, BaseExce
         return function(*args), None
     except BaseException as e:
         return None, e
+
+
+EntityTypes = Mapping[str, EntityType]
+"""Entity types by their names."""

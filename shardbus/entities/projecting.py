@@ -27,19 +27,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
-from shardbus.entities.activation import Activation, Message, Shard
-from shardbus.entities.entity_type import EntityType, Invoker
-from shardbus.entities.gate import SuspensionGate
+from shardbus.entities.activation import Activation, Shard
 from shardbus.entities.journal_scan import JournalScan, split_place, stored_numbers
+from shardbus.entities.own_messages import WorkHost, has_own, order, send_own
 from shardbus.entities.projected_events import PLACE, EventPlace, ProjectedEvents, part_id, place_of
 from shardbus.entities.unfinished_work import finish, is_unfinished
 from shardbus.error_text import described, is_a
 from shardbus.errors import (
-    AskTimeout,
     ConfigError,
     Refused,
     Rejection,
@@ -48,25 +46,11 @@ from shardbus.errors import (
     Unhandled,
 )
 from shardbus.guarded_log import GuardedLog
-from shardbus.projections.parts import (
-    Event,
-    Failed,
-    Handled,
-    HandleEvents,
-    News,
-    Part,
-    PartState,
-    ProjectedParts,
-    Retry,
-    ScanAgain,
-    ShardGone,
-    Waits,
-)
+from shardbus.projections import parts
 from shardbus.routing.paths import parent_id
 from shardbus.store.journal_protocol import JournalPage
 from shardbus.store.journals import Journals
 from shardbus.store.protocol import StateStore
-from shardbus.transport.drop_reports import Origin
 from shardbus.wire.stored_state import StateCodec, numbered
 
 log = GuardedLog("shardbus.projections")
@@ -75,8 +59,6 @@ EVENTS = "$events"
 """The name of the invoker of the message that lets a part handle events. No handler has it."""
 ORDER = "$projection"
 """The name of the invoker of an operator's message."""
-ORDER_S = 4.0
-"""Seconds for which an operator's message is waited for."""
 BATCH = 100
 """Events that are handled before a save, at most."""
 BATCH_S = 1.0
@@ -96,21 +78,6 @@ class ProjectionCounts(msgspec.Struct):
     """Events that were removed before the projection could handle them."""
 
 
-class ProjectingHost(Protocol):
-    """The host of the type of a projection, as its parts call it."""
-
-    name: str
-    kind: EntityType
-    loop: asyncio.AbstractEventLoop
-    shards: dict[str, Shard]
-    gate: SuspensionGate
-    runner: Any
-    stopper: Any
-
-    def find(self, entity_id: str, shard: str) -> Activation | None: ...
-    def activate(self, hosted: Shard, entity_id: str, cause: str = ...) -> Activation: ...
-
-
 class Projecting:
     """Lets the parts of one projection handle events. `shard_of` finds the shard of a part."""
 
@@ -119,7 +86,7 @@ class Projecting:
 
     def __init__(
         self,
-        host: ProjectingHost,
+        host: WorkHost,
         store: StateStore,
         journals: Journals | None,
         shard_of: Callable[[str], str],
@@ -136,7 +103,7 @@ class Projecting:
         self.events: ProjectedEvents = kind.projection
         self._states: StateCodec = kind.states
         self._part_shard = shard_of
-        self.parts = ProjectedParts(self.events.attempts)
+        self.parts = parts.ProjectedParts(self.events.attempts)
         self.scan = JournalScan(
             host.name,
             self.events.source,
@@ -161,7 +128,7 @@ class Projecting:
     def close(self, hosted: Shard) -> None:
         """Forget a shard that has left this node."""
         self.scan.forget(hosted.shard)
-        self._handle(ShardGone(hosted.shard))
+        self._handle(parts.ShardGone(hosted.shard))
 
     def stop(self) -> None:
         """Cancel everything: the node ends."""
@@ -177,7 +144,7 @@ class Projecting:
         """Note that a part has left memory: a message that it had not handled is void."""
         source_id = parent_id(activation.key)
         error = "it has left memory before it came to it"
-        self._ends_later(activation.shard, Failed(source_id, 0, error, raised=False))
+        self._ends_later(activation.shard, parts.Failed(source_id, 0, error, raised=False))
 
     def _shard_of(self, source_id: str) -> str:
         """Return the shard of a source, empty if it is unknown or cannot have a part."""
@@ -199,7 +166,7 @@ class Projecting:
         news, self._news = self._news, {}
         for source_id, shard in news.items():
             if shard in self._host.shards:  # else its next home scans it
-                self._handle(News(shard, source_id))
+                self._handle(parts.News(shard, source_id))
 
     def sweep(self, tick: int) -> None:
         """Go on with pauses that are over, about once a second."""
@@ -210,12 +177,12 @@ class Projecting:
         if not self._host.gate.close_if_due():
             self.sweep(0)
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: parts.Event) -> None:
         self._carry_out(self.parts.handle(event, self._host.loop.time()))
 
-    def _carry_out(self, effects: Sequence[HandleEvents | ScanAgain]) -> None:
+    def _carry_out(self, effects: Sequence[parts.HandleEvents | parts.ScanAgain]) -> None:
         for effect in effects:
-            if isinstance(effect, ScanAgain):
+            if isinstance(effect, parts.ScanAgain):
                 self.scan.add([effect.shard])
             else:
                 self._wake(effect)
@@ -225,7 +192,7 @@ class Projecting:
                 self._timer[1].cancel()
             self._timer = deadline, self._host.loop.call_at(deadline, self._on_timer)
 
-    def _wake(self, work: HandleEvents) -> None:
+    def _wake(self, work: parts.HandleEvents) -> None:
         """Hand a part the message by which it handles events."""
         host, hosted = self._host, self._host.shards.get(work.shard)
         if hosted is None or hosted.stopping:
@@ -236,39 +203,23 @@ class Projecting:
         try:
             key = part_id(work.source_id, host.name)
         except ConfigError as error:
-            failed = Failed(work.source_id, 0, described(error), raised=True)
+            failed = parts.Failed(work.source_id, 0, described(error), raised=True)
             self._ends_later(hosted, failed)
             return
         activation = host.find(key, work.shard)
-        if activation is not None and self._is_woken(activation):
+        if activation is not None and has_own(host, activation, EVENTS):
             return
         if activation is None:
             activation = host.activate(hosted, key, "events")
-        self._send(activation, EVENTS, lambda entity: self._work(activation, entity, work))
-        if not self._is_woken(activation):  # it has ended already, or its mailbox is full
+        send_own(host, activation, EVENTS, lambda entity: self._work(activation, entity, work))
+        if not has_own(host, activation, EVENTS):  # it has ended already, or its mailbox is full
             self._in_vain(hosted, work, "it took no message")
 
-    def _in_vain(self, hosted: Shard, work: HandleEvents, why: str) -> None:
+    def _in_vain(self, hosted: Shard, work: parts.HandleEvents, why: str) -> None:
         """Note that a part cannot handle events now."""
-        self._ends_later(hosted, Failed(work.source_id, 0, why, raised=False))
+        self._ends_later(hosted, parts.Failed(work.source_id, 0, why, raised=False))
 
-    def _send(
-        self, activation: Activation, name: str, act: Callable[[Any], Awaitable[None]]
-    ) -> None:
-        async def run(entity: Any, message: None) -> None:
-            await act(entity)
-
-        invoker = Invoker(name, run, True, {}, lambda payload: None)
-        self._host.stopper.receive_own(activation, Message(invoker, b"", None, Origin.OWN, 0))
-
-    def _is_woken(self, activation: Activation) -> bool:
-        """True if the message is on its way to the part, or being handled."""
-        handled = self._host.runner.handling(activation)
-        if handled is not None and handled[0].name == EVENTS:
-            return True
-        return any(message.invoker.name == EVENTS for message in activation.mailbox or ())
-
-    def _ends_later(self, hosted: Shard, event: Event) -> None:
+    def _ends_later(self, hosted: Shard, event: parts.Event) -> None:
         """Report the end of work in a callback of its own: the part may be at work yet."""
 
         def end() -> None:
@@ -294,19 +245,19 @@ class Projecting:
         entity.state = self._states.read(key, alone) if alone else self._states.cls()
         vars(entity)[PLACE] = EventPlace(number)
 
-    async def _work(self, activation: Activation, entity: Any, work: HandleEvents) -> None:
+    async def _work(self, activation: Activation, entity: Any, work: parts.HandleEvents) -> None:
         """Handle events, store that, and report it."""
         source_id, place = work.source_id, place_of(entity)
-        ended: Event = Failed(source_id, 0, "it was interrupted", raised=False)
+        ended: parts.Event = parts.Failed(source_id, 0, "it was interrupted", raised=False)
         try:
             if self._sends_wait(activation):
-                ended = Waits(source_id)
+                ended = parts.Waits(source_id)
                 return
             last = await self._handle_events(activation, entity, work)
-            ended = Handled(source_id, place.handled, place.handled < last)
+            ended = parts.Handled(source_id, place.handled, place.handled < last)
         except BaseException as error:
             raised = not is_a(error, StoreError, asyncio.CancelledError, GeneratorExit)
-            ended = Failed(source_id, place.current, described(error), raised)
+            ended = parts.Failed(source_id, place.current, described(error), raised)
             self.counts.failed += raised
             if is_a(error, Rejection, Unhandled):  # its state may be half changed: it starts again
                 raise RuntimeError(f"a handler of events raised {described(error)}") from error
@@ -315,7 +266,9 @@ class Projecting:
             place.current = 0
             self._ends_later(activation.shard, ended)
 
-    async def _handle_events(self, activation: Activation, entity: Any, work: HandleEvents) -> int:
+    async def _handle_events(
+        self, activation: Activation, entity: Any, work: parts.HandleEvents
+    ) -> int:
         """Handle the events after the part's last one, at most `BATCH`. Returns the last number of
         the journal."""
         place, limit = place_of(entity), 1 if work.single else BATCH
@@ -443,18 +396,18 @@ class Projecting:
             "error": "" if part is None else part.error,
         }
 
-    def failing(self, limit: int) -> list[tuple[str, Part]]:
+    def failing(self, limit: int) -> list[tuple[str, parts.Part]]:
         """Return parts that have failed, stopped ones first, by the ids of their sources."""
         return self.parts.failing[:limit]
 
     def retry(self, source_id: str) -> int:
         """Let a part that has failed try again now, or all without an id. Returns how many were
         waiting or had stopped."""
-        waits = (PartState.PAUSED, PartState.STOPPED)
+        waits = (parts.PartState.PAUSED, parts.PartState.STOPPED)
         failing = [key for key, part in self.parts.failing if part.state in waits]
         if source_id:
             failing = [key for key in failing if key == source_id]
-        self._handle(Retry(source_id))
+        self._handle(parts.Retry(source_id))
         return len(failing)
 
     async def rewind(self, shard: str, source_id: str, *, missing: bool) -> int:
@@ -507,31 +460,8 @@ class Projecting:
 
     async def _order(self, shard: str, source_id: str, act: Callable[[Any], Awaitable[int]]) -> int:
         """Let a part do something for an operator, and go on with its events then."""
-        host, key = self._host, part_id(source_id, self._host.name)
-        hosted = host.shards.get(shard)
-        if hosted is None or hosted.stopping is not None or host.gate.close_if_due():
-            text = f"shard {shard!r:.100} of {host.name} moves or waits now"
-            raise Refused(text, hint="try again")
-        done: asyncio.Future[int] = host.loop.create_future()
-
-        async def run(entity: Any) -> None:
-            try:
-                number = await act(entity)
-            except Refused as error:
-                if not done.done():
-                    done.set_exception(error)
-            else:
-                if not done.done():
-                    done.set_result(number)
-
-        activation = host.find(key, shard) or host.activate(hosted, key, "operator")
-        self._send(activation, ORDER, run)
-        try:
-            async with asyncio.timeout(ORDER_S):
-                number = await done
-        except TimeoutError:
-            text = f"{host.name} {key!r:.100} has not come to it within {ORDER_S:g} s"
-            raise AskTimeout(text) from None
-        self._handle(News(shard, source_id))
-        self._handle(Retry(source_id))
+        key = part_id(source_id, self._host.name)
+        number = await order(self._host, shard, key, ORDER, lambda activation, entity: act(entity))
+        self._handle(parts.News(shard, source_id))
+        self._handle(parts.Retry(source_id))
         return number

@@ -34,23 +34,21 @@ from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from math import floor
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.deliveries.record import encode_firing
-from shardbus.entities.activation import Activation, LifeState, Message, Shard
-from shardbus.entities.entity_type import EntityType, Invoker
-from shardbus.entities.gate import SuspensionGate
+from shardbus.entities.activation import Activation, LifeState, Shard
+from shardbus.entities.entity_type import EntityType
+from shardbus.entities.own_messages import WorkHost, has_own, order, send_own
 from shardbus.entities.passivation_settings import duration
 from shardbus.entities.supervision import StateLoader
 from shardbus.entities.unfinished_work import finish, is_unfinished
 from shardbus.error_text import is_a
 from shardbus.errors import (
-    AskTimeout,
     ConfigError,
-    Refused,
     Rejection,
     StaleFence,
     StateUnreadable,
@@ -94,7 +92,6 @@ DUE = "$reminders"
 """The name of the invoker of the message that wakes an entity. No handler has this name."""
 CANCEL = "$cancel"
 """The name of the invoker of the message by which an operator cancels reminders."""
-CANCEL_S = 4.0
 ATTEMPTS = 10
 PAUSE_MIN_S = 0.1
 CLAIM_S = 5.0
@@ -159,23 +156,6 @@ class ReminderCounts(msgspec.Struct):
     """Firings that failed too often."""
 
 
-class RemindingHost(Protocol):
-    """The host of an entity type, as its reminders call it."""
-
-    name: str
-    kind: EntityType
-    loop: asyncio.AbstractEventLoop
-    wall_clock: Callable[[], float]
-    shards: dict[str, Shard]
-    gate: SuspensionGate
-    runner: Any
-    saver: Any
-    stopper: Any
-
-    def find(self, entity_id: str, shard: str) -> Activation | None: ...
-    def activate(self, hosted: Shard, entity_id: str, cause: str = ...) -> Activation: ...
-
-
 class ShardReminders:
     """The reminders of one shard, on the node that hosts it."""
 
@@ -208,7 +188,7 @@ class Reminding:
 
     def __init__(
         self,
-        host: RemindingHost,
+        host: WorkHost,
         store: StateStore,
         reminders: ReminderStore,
         keeper: StateLoader,
@@ -356,13 +336,16 @@ class Reminding:
             self._ends_later(entry, Ended(wake.entity_id, False))
             return
         activation = host.find(wake.entity_id, hosted.shard)
-        if activation is not None and self._is_woken(activation):
+        if activation is not None and has_own(host, activation, DUE):
             return
         if activation is None:
             activation = host.activate(hosted, wake.entity_id, "reminder")
-        fire = self._invoker(entry, activation, wake.attempt)
-        host.stopper.receive_own(activation, Message(fire, b"", None, Origin.OWN, 0))
-        if not self._is_woken(activation):  # it has ended already, or its mailbox is full
+
+        async def fire(entity: Any) -> None:
+            await self._fire(entry, activation, entity, wake.attempt)
+
+        send_own(host, activation, DUE, fire)
+        if not has_own(host, activation, DUE):  # it has ended already, or its mailbox is full
             self._ends_later(entry, Ended(wake.entity_id, False))
 
     def _ends_later(self, entry: ShardReminders, ended: Ended) -> None:
@@ -374,24 +357,11 @@ class Reminding:
 
         self._host.loop.call_soon(end)
 
-    def _is_woken(self, activation: Activation) -> bool:
-        """True if the message is on its way to the entity, or being handled."""
-        handled = self._host.runner.handling(activation)
-        if handled is not None and handled[0].name == DUE:
-            return True
-        return any(message.invoker.name == DUE for message in activation.mailbox or ())
-
     def gone(self, activation: Activation) -> None:
         """Note that an entity has left memory: a message that it had not handled is void."""
         entry = self._shards.get(activation.shard)
         if entry is not None and entry.is_open:
             self._ends_later(entry, Ended(activation.key, False))
-
-    def _invoker(self, entry: ShardReminders, activation: Activation, attempt: int) -> Invoker:
-        async def fire(entity: Any, message: None) -> None:
-            await self._fire(entry, activation, entity, attempt)
-
-        return Invoker(DUE, fire, True, {}, lambda payload: None)
 
     async def _fire(
         self, entry: ShardReminders, activation: Activation, entity: Any, attempt: int
@@ -672,32 +642,17 @@ class Reminding:
             Refused: the shard is not here, or moves. Nothing was changed.
             AskTimeout: the entity has not come to it; they may be cancelled later.
         """
-        host = self._host
-        hosted = host.shards.get(shard)
-        if hosted is None or hosted.stopping is not None or host.gate.close_if_due():
-            text = f"shard {shard!r:.100} of {host.name} moves or waits now"
-            raise Refused(text, hint="try again")
-        cancelled: asyncio.Future[list[str]] = host.loop.create_future()
 
-        async def forget(entity: Any, message: None) -> None:
+        async def forget(activation: Activation, entity: Any) -> list[str]:
             reminders = await self._known(activation)
             names = [name] if name else list(reminders.record.entries)
             names = [one for one in names if one in reminders.record.entries]
             reminders.record = reminders.record.without(names)
             if names:
-                await host.saver.save(entity.context, None, alone=True)
-            if not cancelled.done():
-                cancelled.set_result(names)
+                await self._host.saver.save(entity.context, None, alone=True)
+            return names
 
-        activation = host.find(entity_id, shard) or host.activate(hosted, entity_id, "operator")
-        invoker = Invoker(CANCEL, forget, True, {}, lambda payload: None)
-        host.stopper.receive_own(activation, Message(invoker, b"", None, Origin.OWN, 0))
-        try:
-            async with asyncio.timeout(CANCEL_S):
-                return await cancelled
-        except TimeoutError:
-            text = f"{host.name} {entity_id!r:.100} has not come to it within {CANCEL_S:g} s"
-            raise AskTimeout(text) from None
+        return await order(self._host, shard, entity_id, CANCEL, forget)
 
 
 def entry_of(

@@ -6,14 +6,14 @@ Source: S2.34, S2.37, B.32; docs/reference/cli.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from shardbus.config.options import closest
 from shardbus.config.replicas import is_in_memory, is_replicated
 from shardbus.config.settings import Settings, ShardingSettings
 from shardbus.config.validation import check_leases
-from shardbus.entities.entity_type import EVERY_TYPE, EntityType
+from shardbus.entities.entity_type import EVERY_TYPE, EntityType, EntityTypes
 from shardbus.errors import ConfigError
 from shardbus.membership.known_types import TYPES_MAX
 from shardbus.sharding.handoff_modes import MODES, check_mode
@@ -32,9 +32,7 @@ TABLE_SETTINGS = (
 """Settings of the shards and their table. A type that lives within another has that one's."""
 
 
-def settings_by_type(
-    types: Mapping[str, EntityType], settings: Settings
-) -> dict[str, ShardingSettings]:
+def settings_by_type(types: EntityTypes, settings: Settings) -> dict[str, ShardingSettings]:
     """Return the settings of each type, by its name.
 
     Raises:
@@ -157,7 +155,7 @@ def _check_carrying(name: str, kind: EntityType, chosen: ShardingSettings) -> No
 
 
 def _check_names(
-    setting: str, names: Iterable[str], types: Mapping[str, EntityType], *, every: bool = False
+    setting: str, names: Iterable[str], types: EntityTypes, *, every: bool = False
 ) -> None:
     """Refuse names of types that the application does not declare."""
     for name in names:

@@ -12,45 +12,30 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from shardbus.errors import (
-    AskTimeout,
-    BufferFull,
-    ConfigError,
-    KeyReused,
-    MailboxFull,
-    MessageTooLarge,
-    NodeLost,
-    Refused,
-    SchemaError,
-    ShardBusError,
-    StateChanged,
-    StoreError,
-    UnknownEntityType,
-    ValueRefused,
-)
+from shardbus import errors
 
 STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
-    (UnknownEntityType, 404, "unknown_entity_type"),
-    (SchemaError, 400, "bad_request"),
-    (KeyReused, 422, "key_reused"),
-    (MessageTooLarge, 413, "too_large"),
-    (BufferFull, 503, "busy"),
-    (MailboxFull, 503, "busy"),
-    (NodeLost, 503, "node_lost"),
-    (ConfigError, 400, "bad_request"),
-    (StateChanged, 409, "state_changed"),
-    (Refused, 409, "refused"),
-    (AskTimeout, 504, "timeout"),
+    (errors.UnknownEntityType, 404, "unknown_entity_type"),
+    (errors.SchemaError, 400, "bad_request"),
+    (errors.KeyReused, 422, "key_reused"),
+    (errors.MessageTooLarge, 413, "too_large"),
+    (errors.BufferFull, 503, "busy"),
+    (errors.MailboxFull, 503, "busy"),
+    (errors.NodeLost, 503, "node_lost"),
+    (errors.ConfigError, 400, "bad_request"),
+    (errors.StateChanged, 409, "state_changed"),
+    (errors.Refused, 409, "refused"),
+    (errors.AskTimeout, 504, "timeout"),
     (TimeoutError, 504, "timeout"),
-    (ValueRefused, 409, "value_refused"),
-    (StoreError, 503, "store_unavailable"),
-    (ShardBusError, 500, "failed"),
+    (errors.ValueRefused, 409, "value_refused"),
+    (errors.StoreError, 503, "store_unavailable"),
+    (errors.ShardBusError, 500, "failed"),
 )
 
 CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
-class Forbidden(ShardBusError):
+class Forbidden(errors.ShardBusError):
     """The caller lacks the permission for a write."""
 
 
@@ -71,7 +56,7 @@ def on_known_error(request: Request, exception: Exception) -> Response:
     status, code = next(
         (status, code) for kind, status, code in STATUSES if isinstance(exception, kind)
     )
-    if isinstance(exception, ShardBusError):
+    if isinstance(exception, errors.ShardBusError):
         return error(status, code, exception.message, exception.hint)
     return error(status, code, "no answer in time", "try again, or ask another node")
 
@@ -92,7 +77,7 @@ def on_defect(request: Request, exception: Exception) -> Response:
 
 
 HANDLERS: dict[Any, Any] = {
-    ShardBusError: on_known_error,
+    errors.ShardBusError: on_known_error,
     TimeoutError: on_known_error,
     HTTPException: on_http_error,
     Exception: on_defect,

@@ -42,20 +42,9 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from shardbus import errors
 from shardbus.client.asynchronous import AsyncClient
 from shardbus.error_text import text_of, type_name
-from shardbus.errors import (
-    AskTimeout,
-    BufferFull,
-    ConfigError,
-    KeyReused,
-    MailboxFull,
-    MessageTooLarge,
-    NodeLost,
-    Rejection,
-    RequestError,
-    SchemaError,
-)
 from shardbus.guarded_log import GuardedLog
 from shardbus.http.errors import body
 
@@ -64,17 +53,17 @@ log = GuardedLog("shardbus.web")
 RETRY_AFTER_S = 1
 REJECTED = 409
 DEFECT = 500
-STATUSES: tuple[tuple[type[RequestError], int, str], ...] = (
-    (SchemaError, 422, "invalid"),
-    (KeyReused, 422, "key_reused"),
-    (MessageTooLarge, 413, "too_large"),
-    (BufferFull, 503, "busy"),
-    (MailboxFull, 503, "busy"),
-    (NodeLost, 503, "node_lost"),
-    (AskTimeout, 504, "timeout"),
+STATUSES: tuple[tuple[type[errors.RequestError], int, str], ...] = (
+    (errors.SchemaError, 422, "invalid"),
+    (errors.KeyReused, 422, "key_reused"),
+    (errors.MessageTooLarge, 413, "too_large"),
+    (errors.BufferFull, 503, "busy"),
+    (errors.MailboxFull, 503, "busy"),
+    (errors.NodeLost, 503, "node_lost"),
+    (errors.AskTimeout, 504, "timeout"),
 )
 """Errors that are no defects, with their status and their code."""
-REQUESTS = (SchemaError, MessageTooLarge)
+REQUESTS = (errors.SchemaError, errors.MessageTooLarge)
 """Errors of the request; of the answer, if they are not definite, and so a defect."""
 
 Lifespan = Callable[[Any], AbstractAsyncContextManager[None]]
@@ -117,7 +106,7 @@ def _check(resource: Any) -> AbstractAsyncContextManager[Any]:
         return cast("AbstractAsyncContextManager[Any]", resource)
     if inspect.iscoroutine(resource):
         resource.close()
-    raise ConfigError(
+    raise errors.ConfigError(
         f"lifespan cannot enter {resource!r:.100}",
         hint="give a client, bus.run(...), or a function that returns one and is not async",
     )
@@ -137,7 +126,7 @@ class TraceContext:
             from opentelemetry import context, propagate, trace
         except ImportError as e:
             hint = "pip install 'shardbus[otel]'"
-            raise ConfigError(f"tracing needs OpenTelemetry: {e}", hint=hint) from None
+            raise errors.ConfigError(f"tracing needs OpenTelemetry: {e}", hint=hint) from None
         self._app = app
         self._context, self._propagate, self._trace = context, propagate, trace
 
@@ -164,7 +153,7 @@ def client_of(connection: HTTPConnection) -> AsyncClient:
     """
     client = getattr(connection.app.state, "shardbus_client", None)
     if client is None:
-        raise ConfigError(
+        raise errors.ConfigError(
             "this application has no client of shardbus",
             hint="give it lifespan=lifespan(lambda: AsyncClient(...))",
         )
@@ -172,10 +161,10 @@ def client_of(connection: HTTPConnection) -> AsyncClient:
     return client
 
 
-def response_of(error: RequestError) -> Response:
+def response_of(error: errors.RequestError) -> Response:
     """Return the answer to a request that failed with this error."""
     message, hint = str(error.message), str(error.hint)
-    if isinstance(error, Rejection):
+    if isinstance(error, errors.Rejection):
         status = getattr(error, "http_status", REJECTED)
         return _answer(error, status, error.type, message, hint, fields=_fields(error))
     for kind, status, code in STATUSES:
@@ -192,7 +181,7 @@ def _fields(error: object) -> Any:
 
 
 def _answer(
-    error: RequestError, status: int, code: str, message: str, hint: str = "", **more: Any
+    error: errors.RequestError, status: int, code: str, message: str, hint: str = "", **more: Any
 ) -> Response:
     content = body(code, message, hint)
     content["error"] |= {"definite": error.definite, **more}
@@ -201,12 +190,12 @@ def _answer(
     return JSONResponse(content, status_code=status, headers=headers)
 
 
-async def on_request_error(request: Request, error: RequestError) -> Response:
+async def on_request_error(request: Request, error: errors.RequestError) -> Response:
     """Answer a request whose ask failed."""
     return response_of(error)
 
 
 exception_handlers: dict[
     int | type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Response]]
-] = {RequestError: on_request_error}
+] = {errors.RequestError: on_request_error}
 """The argument `exception_handlers=` of an application."""

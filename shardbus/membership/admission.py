@@ -48,24 +48,12 @@ import msgspec
 from shardbus.config.settings import ClusterSettings
 from shardbus.config.validation import is_loopback
 from shardbus.ids import Address, NodeId
+from shardbus.membership import messages as m
 from shardbus.membership.events import Effect, SendControl
 from shardbus.membership.failure.confirmed_death import ProbeOutcome
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.joining import Joiner, JoinProgress, JoinStep, disagreement
 from shardbus.membership.member import Member, Status
-from shardbus.membership.messages import (
-    ControlMessage,
-    Greeting,
-    InitAck,
-    InitJoin,
-    InitNack,
-    Join,
-    JoinRefused,
-    PublishedMessage,
-    Trial,
-    TrialResult,
-    Welcome,
-)
 from shardbus.membership.reachability import Flag
 from shardbus.membership.trials import BrokenLink, Examinations
 
@@ -83,7 +71,7 @@ class JoinClaim(msgspec.Struct, frozen=True):
     probe."""
 
     sender: NodeId
-    join: Join
+    join: m.Join
     gone: tuple[NodeId, ...] = ()
 
 
@@ -93,7 +81,7 @@ class Admission:
     def __init__(
         self,
         me: Member,
-        greeting: Greeting,
+        greeting: m.Greeting,
         settings: ClusterSettings,
         secret: bytes = b"",
         tried: set[NodeId] | None = None,
@@ -180,7 +168,7 @@ class Admission:
         asked, self._waiting = self._waiting, {}
         return (*ended, *(SendControl(node, self._ack(node)) for node in asked))
 
-    def on_published(self, sender: NodeId, message: PublishedMessage, now: float) -> JoinProgress:
+    def on_published(self, sender: NodeId, message: m.PublishedMessage, now: float) -> JoinProgress:
         """Take gossip that comes before this node is a member."""
         progress = self._joiner.on_published(sender, message, now) if self._joiner else None
         return progress or JoinProgress(step=JoinStep.DROP, reason="not a member yet")
@@ -193,42 +181,42 @@ class Admission:
         """Return the ways that this node waits for while it joins."""
         return self._joiner.broken(now) if self._joiner else ()
 
-    def _ack(self, node: NodeId) -> InitAck:
-        return InitAck(self.greeting, cookie_of(self._secret, node))
+    def _ack(self, node: NodeId) -> m.InitAck:
+        return m.InitAck(self.greeting, cookie_of(self._secret, node))
 
     def on_message(
         self,
         gossip: Gossip,
         sender: NodeId,
-        message: ControlMessage,
+        message: m.ControlMessage,
         now: float,
         asked: Address | None = None,
     ) -> JoinProgress:
         """Handle a message of joining. `gossip` is the state of this node; it is empty before it is
         a member. `asked`: the address at which this node asked, by default the sender's."""
         joiner, at = self._joiner, asked or sender.address
-        if isinstance(message, InitAck | InitNack | TrialResult | JoinRefused | Welcome):
+        if isinstance(message, m.InitAck | m.InitNack | m.TrialResult | m.JoinRefused | m.Welcome):
             if joiner is None:
                 return JoinProgress(step=JoinStep.DROP, reason="not joining")
             if not joiner.has_asked(at):
                 return JoinProgress(step=JoinStep.DROP, reason="not asked")
             return self._on_answer(joiner, sender, message, now, at)
         match message:
-            case InitJoin(greeting):
+            case m.InitJoin(greeting):
                 answer = self._answer_init_join(gossip, sender, greeting)
                 if answer is None:
                     return JoinProgress(step=JoinStep.DROP, reason="on the way out")
                 return JoinProgress((SendControl(sender, answer),))
-            case Trial(member, cookie):
+            case m.Trial(member, cookie):
                 mine = gossip.members.get(self.me.node)
                 if mine is None or mine.status in CLOSED:
-                    return JoinProgress((SendControl(sender, InitNack()),))
+                    return JoinProgress((SendControl(sender, m.InitNack()),))
                 if cookie != cookie_of(self._secret, sender) or member.node != sender:
                     return JoinProgress(step=JoinStep.DROP, reason="no cookie")
                 if why := _over(gossip, sender):
-                    return JoinProgress((SendControl(sender, JoinRefused(why)),))
+                    return JoinProgress((SendControl(sender, m.JoinRefused(why)),))
                 return JoinProgress(tuple(self.examinations.on_trial(gossip, message, now)))
-            case Join():
+            case m.Join():
                 if message.cookie != cookie_of(self._secret, sender):
                     return JoinProgress(step=JoinStep.DROP, reason="no cookie")
                 return self._admit(gossip, JoinClaim(sender, message), now)
@@ -239,20 +227,20 @@ class Admission:
         self,
         joiner: Joiner,
         sender: NodeId,
-        message: InitAck | InitNack | TrialResult | JoinRefused | Welcome,
+        message: m.InitAck | m.InitNack | m.TrialResult | m.JoinRefused | m.Welcome,
         now: float,
         at: Address,
     ) -> JoinProgress:
         match message:
-            case InitAck():
+            case m.InitAck():
                 return joiner.on_ack(sender, message, now, at)
-            case InitNack():
+            case m.InitNack():
                 return joiner.on_nack(sender, now, at)
-            case TrialResult():
+            case m.TrialResult():
                 return joiner.on_result(sender, message, now)
-            case JoinRefused(reason):
+            case m.JoinRefused(reason):
                 return JoinProgress(step=JoinStep.REFUSED, reason=f"{at}: {reason}")
-            case Welcome(state):
+            case m.Welcome(state):
                 if not (
                     joiner.may_welcome(sender) and {self.me.node, sender} <= state.members.keys()
                 ):
@@ -280,26 +268,26 @@ class Admission:
     def _admit(self, gossip: Gossip, claim: JoinClaim, now: float) -> JoinProgress:
         sender, join = claim.sender, claim.join
         taken, reply = admit(gossip, self.me.node, self.greeting, sender, join)
-        if isinstance(reply, Welcome):
+        if isinstance(reply, m.Welcome):
             suspect = conflicting_member(gossip, sender, claim.gone)
             if suspect:
                 self._claims[suspect] = claim
                 return JoinProgress(suspect=suspect)
-            reply = Welcome(taken.flip_tombstones(now))
+            reply = m.Welcome(taken.flip_tombstones(now))
         return JoinProgress((SendControl(sender, reply),), JoinStep.ADMIT, gossip=taken)
 
     def _answer_init_join(
-        self, gossip: Gossip, sender: NodeId, greeting: Greeting
-    ) -> InitAck | InitNack | JoinRefused | None:
+        self, gossip: Gossip, sender: NodeId, greeting: m.Greeting
+    ) -> m.InitAck | m.InitNack | m.JoinRefused | None:
         apart = _apart(self.me.node, sender)
         if why := disagreement(self.greeting, greeting) or apart or _closing(gossip):
-            return JoinRefused(why)
+            return m.JoinRefused(why)
         mine = gossip.members.get(self.me.node)
         if mine is None:
             self._waiting[sender] = None
             if len(self._waiting) > WAITING_MAX:
                 del self._waiting[next(iter(self._waiting))]
-            return InitNack()
+            return m.InitNack()
         return None if mine.status in CLOSED else self._ack(sender)
 
 
@@ -310,15 +298,15 @@ def cookie_of(secret: bytes, node: NodeId) -> int:
 
 
 def admit(
-    gossip: Gossip, me: NodeId, greeting: Greeting, sender: NodeId, join: Join
-) -> tuple[Gossip, Welcome | InitNack | JoinRefused]:
+    gossip: Gossip, me: NodeId, greeting: m.Greeting, sender: NodeId, join: m.Join
+) -> tuple[Gossip, m.Welcome | m.InitNack | m.JoinRefused]:
     """Return the state with the sender in it, and the answer. A Welcome carries the state as stored
     here: its tombstones are times, not ages."""
     if why := _objection(gossip, me, greeting, sender, join):
-        return gossip, JoinRefused(why)
+        return gossip, m.JoinRefused(why)
     mine = gossip.members.get(me)
     if mine is None or mine.status in CLOSED:
-        return gossip, InitNack()
+        return gossip, m.InitNack()
     if sender not in gossip.members:
         for node in [n for n in gossip.members if n.address == sender.address]:
             gossip = gossip.with_flag(me, node, Flag.TERMINATED)
@@ -326,7 +314,7 @@ def admit(
                 gossip = gossip.with_members(me, gossip.members[node].moved(Status.DOWN))
         newcomer = replace(join.member, status=Status.JOINING, up_number=0)
         gossip = gossip.with_members(me, newcomer)
-    return gossip, Welcome(gossip)
+    return gossip, m.Welcome(gossip)
 
 
 def conflicting_member(gossip: Gossip, newcomer: NodeId, gone: Collection[NodeId]) -> NodeId | None:
@@ -353,7 +341,9 @@ def sharing_address(members: Iterable[Member], *, other_than: NodeId) -> list[No
     return [node for node in together if node != other_than]
 
 
-def _objection(gossip: Gossip, me: NodeId, greeting: Greeting, sender: NodeId, join: Join) -> str:
+def _objection(
+    gossip: Gossip, me: NodeId, greeting: m.Greeting, sender: NodeId, join: m.Join
+) -> str:
     if why := disagreement(greeting, join.greeting) or _apart(me, sender):
         return why
     if join.member.node != sender:

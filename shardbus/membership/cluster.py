@@ -36,6 +36,7 @@ from shardbus.config.settings import ClusterSettings
 from shardbus.errors import LocalProtocolError
 from shardbus.ids import NodeId
 from shardbus.membership import events as ev
+from shardbus.membership import messages as msg
 from shardbus.membership.admission import Admission, sharing_address
 from shardbus.membership.claim_record import named
 from shardbus.membership.commands import Command, apply_command, downed
@@ -51,21 +52,6 @@ from shardbus.membership.gossip import Gossip, broken_rules
 from shardbus.membership.joining import JoinProgress, JoinStep
 from shardbus.membership.leader import Leadership, enough_members, leader_of
 from shardbus.membership.member import VITALS, Member, Status
-from shardbus.membership.messages import (
-    OLDEST_PROTOCOL,
-    PROTOCOL,
-    GossipSeen,
-    GossipState,
-    GossipStatus,
-    Greeting,
-    Heartbeat,
-    HeartbeatReply,
-    InitAck,
-    InitJoin,
-    InitNack,
-    Join,
-    JoinRefused,
-)
 from shardbus.membership.other_clusters import OtherClusters
 from shardbus.membership.reachability import Flag
 from shardbus.membership.suspension import Suspension
@@ -100,7 +86,9 @@ class ClusterMembership:
         self.stopped = ""
         self.view = MembershipView(me.node)
         place = me.gossip_address
-        greeting = Greeting(cluster, PROTOCOL, dict(fingerprint), OLDEST_PROTOCOL, place)
+        greeting = msg.Greeting(
+            cluster, msg.PROTOCOL, dict(fingerprint), msg.OLDEST_PROTOCOL, place
+        )
         self.tried: set[NodeId] = set()
         """Nodes that are no members, and to whose gossip this node listens."""
         self._admission = Admission(me, greeting, settings, secret, self.tried)
@@ -286,7 +274,7 @@ class ClusterMembership:
         if not self._is_member():
             self._apply_progress(self._admission.on_published(sender, message, now), sender, now)
             return
-        if isinstance(message, Heartbeat):
+        if isinstance(message, msg.Heartbeat):
             refused = self._resolver.refuses(sender, now)
             consent = self._suspension.consents(self.gossip, sender, refused, now)
             asks = self.gossip.members.get(sender)
@@ -298,24 +286,24 @@ class ClusterMembership:
             self._out.append(self._exchange.state_to(sender, now))
             return
         if sender not in self.gossip.members:
-            if not isinstance(message, Heartbeat):
+            if not isinstance(message, msg.Heartbeat):
                 self._out.append(ev.MessageDropped(sender, "from no member"))
             return
-        if not isinstance(message, Heartbeat | HeartbeatReply):
+        if not isinstance(message, msg.Heartbeat | msg.HeartbeatReply):
             self._heartbeats.on_sign_of_life(sender, now)
         match message:
-            case Heartbeat():
+            case msg.Heartbeat():
                 self._out += map(ev.Notice, self._heartbeats.on_beat(sender, message))
-            case HeartbeatReply():
+            case msg.HeartbeatReply():
                 self._deaths.on_alive(sender, message.sent_at)
                 if message.consent:
                     self._suspension.on_consent(sender, message.sent_at, now)
                 self._out += map(ev.Notice, self._heartbeats.on_reply(sender, message, now))
-            case GossipStatus():
+            case msg.GossipStatus():
                 self._out += self._exchange.on_status(sender, message, now)
-            case GossipSeen(clock):
+            case msg.GossipSeen(clock):
                 self._out += self._exchange.on_seen(sender, clock, now)
-            case GossipState():
+            case msg.GossipState():
                 self._out += self._exchange.on_state(sender, message, event.waited, now)
             case _:
                 assert_never(message)
@@ -323,13 +311,13 @@ class ClusterMembership:
     # -- joining ---------------------------------------------------------------------------------
 
     def _on_control(self, event: ev.ControlReceived, now: float) -> None:
-        asks = isinstance(event.message, InitJoin | Join)
+        asks = isinstance(event.message, msg.InitJoin | msg.Join)
         if asks and self._claim.is_founder(self.gossip) and not self._claim.valid(now):
             self._out.append(ev.MessageDropped(event.sender, "unsure of its claim"))
             return
         message, at = event.message, event.at
         watched = self._is_member() and self._others.asks(at)
-        if watched and isinstance(message, InitAck | InitNack | JoinRefused):
+        if watched and isinstance(message, msg.InitAck | msg.InitNack | msg.JoinRefused):
             self._out += self._others.on_answer(self.gossip, event.sender, message, at)
             return
         progress = self._admission.on_message(

@@ -54,19 +54,11 @@ from msgspec.structs import replace
 from shardbus.backoff import doubling
 from shardbus.config.settings import ClusterSettings
 from shardbus.ids import Address, NodeId
+from shardbus.membership import messages as msg
 from shardbus.membership.events import Effect, SendControl
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.join_contacts import ASKED_MAX, JoinContacts
 from shardbus.membership.member import Member
-from shardbus.membership.messages import (
-    Greeting,
-    HeartbeatReply,
-    InitAck,
-    InitJoin,
-    Join,
-    PublishedMessage,
-    TrialResult,
-)
 from shardbus.membership.trials import BrokenLink, Trials
 from shardbus.transitions import following
 
@@ -87,7 +79,7 @@ STORE_IDENTITY = "store.identity"
 """The name under which greetings carry the identity of the store that a node uses."""
 
 
-def disagreement(mine: Greeting, theirs: Greeting) -> str:
+def disagreement(mine: msg.Greeting, theirs: msg.Greeting) -> str:
     """Return why the two sides cannot be in one cluster, with both values. Empty if they can."""
     if mine.cluster != theirs.cluster:
         return f"cluster name {_shown(theirs.cluster)} is not {_shown(mine.cluster)}"
@@ -104,7 +96,7 @@ def disagreement(mine: Greeting, theirs: Greeting) -> str:
     return "; ".join(named)
 
 
-def _range(greeting: Greeting) -> str:
+def _range(greeting: msg.Greeting) -> str:
     one = greeting.lowest == greeting.protocol
     return f"{greeting.protocol}" if one else f"{greeting.lowest} to {greeting.protocol}"
 
@@ -195,7 +187,7 @@ class Joiner:
     def __init__(
         self,
         me: Member,
-        greeting: Greeting,
+        greeting: msg.Greeting,
         seeds: Sequence[Address],
         settings: ClusterSettings,
         *,
@@ -270,14 +262,14 @@ class Joiner:
     def _ask(self, now: float) -> JoinProgress:
         """Ask the seeds or members of this phase."""
         if self.phase is JoinPhase.JOINING and self.target is not None:
-            join = Join(self.greeting, self.me, self._cookie)
+            join = msg.Join(self.greeting, self.me, self._cookie)
             return JoinProgress((SendControl(self.target, join),))
         if self.phase is JoinPhase.TRYING:
             return JoinProgress((*self.trials.ask(now), *self._ask_beyond()))
         contacts = self.contacts
         step = self._found() if self.first and not contacts.addresses else JoinStep.NONE
         turn = contacts.next_turn(now) if self.discovers else contacts.addresses
-        asks = (SendControl(one, InitJoin(self.greeting)) for one in (*turn, *contacts.named))
+        asks = (SendControl(one, msg.InitJoin(self.greeting)) for one in (*turn, *contacts.named))
         return JoinProgress(tuple(asks), step)
 
     def on_contacts(self, contacts: Sequence[Address], now: float) -> JoinProgress:
@@ -337,7 +329,7 @@ class Joiner:
         return node in self._joined
 
     def on_ack(
-        self, sender: NodeId, ack: InitAck, now: float, at: Address | None = None
+        self, sender: NodeId, ack: msg.InitAck, now: float, at: Address | None = None
     ) -> JoinProgress:
         """Send Join to the seed if it is the first to acknowledge. `at`: the address asked, by
         default the sender's."""
@@ -373,7 +365,7 @@ class Joiner:
 
     # -- trials ----------------------------------------------------------------------------------
 
-    def on_result(self, sender: NodeId, result: TrialResult, now: float) -> JoinProgress:
+    def on_result(self, sender: NodeId, result: msg.TrialResult, now: float) -> JoinProgress:
         """Take a member's findings about this node."""
         effects = self.trials.on_result(sender, result, now)
         if self.phase is not JoinPhase.TRYING:
@@ -384,10 +376,10 @@ class Joiner:
         return self._after_evidence(now, effects)
 
     def on_published(
-        self, sender: NodeId, message: PublishedMessage, now: float
+        self, sender: NodeId, message: msg.PublishedMessage, now: float
     ) -> JoinProgress | None:
         """Take gossip of a member that tries this node. Returns None if it is of no use."""
-        if not isinstance(message, HeartbeatReply):
+        if not isinstance(message, msg.HeartbeatReply):
             return None
         self.trials.on_reply(sender, now)
         return self._after_evidence(now)
@@ -414,7 +406,7 @@ class Joiner:
         """Contact members that the target has named, to be tried by them, too."""
         asked = self.trials.beyond()
         self._beyond.update(dict.fromkeys(asked))
-        return [SendControl(one, InitJoin(self.greeting)) for one in asked]
+        return [SendControl(one, msg.InitJoin(self.greeting)) for one in asked]
 
     def _after_evidence(self, now: float, effects: Sequence[Effect] = ()) -> JoinProgress:
         """Join if the node has passed."""

@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from shardbus.config.replicas import is_replicated
 from shardbus.config.settings import Settings, ShardingSettings
 from shardbus.entities import durable_mailboxes, entity_sends
-from shardbus.entities.entity_type import EntityType
+from shardbus.entities.entity_type import EntityTypes
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.message_times import MARK_S
 from shardbus.entities.type_settings import settings_by_type
@@ -105,7 +105,7 @@ class Node:
     def __init__(
         self,
         name: str,
-        types: Mapping[str, EntityType],
+        types: EntityTypes,
         settings: Settings,
         store: StateStore,
         *,
@@ -249,7 +249,7 @@ class Node:
         dice, outside = self.environment.dice, lambda: OWNER.get() is None
         return open_tracing(str(self.me), settings.ratio, dice, self.loop, outside, settings.limit)
 
-    def _add_types(self, types: Mapping[str, EntityType]) -> Iterator[tuple[str, ShardingSettings]]:
+    def _add_types(self, types: EntityTypes) -> Iterator[tuple[str, ShardingSettings]]:
         """Make a region of each type, and the singleton of its coordinator. Yields the types whose
         load is reported, with their settings."""
         ring, chosen = Ring(), settings_by_type(types, self.settings)

@@ -16,12 +16,12 @@ Source: docs/how-to/operate.md; N.21, B.62.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 from shardbus.config.settings import Settings
 from shardbus.entities.dead_letters import DeadLetters
-from shardbus.entities.entity_type import EntityType
+from shardbus.entities.entity_type import EntityTypes
 from shardbus.entities.slow_handlers import SlowHandlers
 from shardbus.guarded_log import GuardedLog
 from shardbus.ids import NodeId
@@ -43,7 +43,7 @@ class NodeRecords:
     def __init__(
         self,
         me: NodeId,
-        types: Mapping[str, EntityType],
+        types: EntityTypes,
         settings: Settings,
         loop: asyncio.AbstractEventLoop,
         wall_clock: Callable[[], float],

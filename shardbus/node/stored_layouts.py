@@ -17,9 +17,7 @@ Source: S2.4; docs/how-to/define-entities.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from shardbus.entities.entity_type import EntityType
+from shardbus.entities.entity_type import EntityTypes
 from shardbus.errors import LayoutDiffers, StatesElsewhere, StoreError
 from shardbus.guarded_log import GuardedLog
 from shardbus.routing.paths import place_function_of
@@ -29,7 +27,7 @@ from shardbus.store.protocol import StateStore
 log = GuardedLog("shardbus.node")
 
 
-async def check_layouts(store: StateStore, types: Mapping[str, EntityType]) -> None:
+async def check_layouts(store: StateStore, types: EntityTypes) -> None:
     """Compare the layout of each type with its stored table.
 
     Raises:
@@ -50,7 +48,7 @@ async def check_layouts(store: StateStore, types: Mapping[str, EntityType]) -> N
             raise StatesElsewhere(name, interface.layout, placed)
 
 
-async def _check_tables(store: StateStore, types: Mapping[str, EntityType]) -> None:
+async def _check_tables(store: StateStore, types: EntityTypes) -> None:
     for name, entity_type in types.items():
         if entity_type.interface.within is not None:
             continue

@@ -42,21 +42,8 @@ from shardbus.replica.log_check import LogCheck
 from shardbus.replica.peers import ReplicaPeers
 from shardbus.replica.standing import Standing
 from shardbus.replica.turns import DiskTurns
+from shardbus.replication import messages as msg
 from shardbus.replication.founding import Founding
-from shardbus.replication.messages import (
-    AcceptChange,
-    AcceptValue,
-    Answer,
-    ListChanges,
-    MergeValue,
-    PrepareBallot,
-    Promised,
-    Request,
-    RowShown,
-    TakeChange,
-    Taken,
-    Yes,
-)
 from shardbus.replication.moves import AskDisk, RingDisk, partition_asked
 from shardbus.replication.registers import Registers
 from shardbus.replication.ring import NO_RING, ReplicaRing
@@ -314,7 +301,7 @@ class ReplicaServer:
         if self._turns.is_full:
             self._drop("busy")
             return
-        answers, full, now = list[tuple[int, Answer]](), list[int](), self._clock()
+        answers, full, now = list[tuple[int, msg.Answer]](), list[int](), self._clock()
         everywhere = len(place.voting) == PARTITIONS
         exchange, registers = self._exchange, place.registers
         for number, request in decode_call(body):
@@ -323,7 +310,7 @@ class ReplicaServer:
                 continue
             more = self._more(request)
             if more > 0 and exchange.memory + more > self._memory:
-                if isinstance(request, TakeChange):
+                if isinstance(request, msg.TakeChange):
                     answers.append((number, NotTaken("memory")))
                 else:
                     full.append(number)
@@ -331,7 +318,9 @@ class ReplicaServer:
                 continue
             answer = registers.handle(request, now)
             answers.append((number, answer))
-            if isinstance(answer, Yes | Promised) and not isinstance(request, MergeValue):
+            if isinstance(answer, msg.Yes | msg.Promised) and not isinstance(
+                request, msg.MergeValue
+            ):
                 exchange.bytes += more
         self._turns.after_sync(
             partial(self._answer, connection, ring, answers, full), max(len(answers), 1)
@@ -347,35 +336,35 @@ class ReplicaServer:
     def _send_ring(self, connection: bytes, ring: ReplicaRing) -> None:
         self._send(connection, ReplicaFrame.RING, encode_body(ring), ring.number)
 
-    def _more(self, request: Request) -> int:
+    def _more(self, request: msg.Request) -> int:
         """Return how many more bytes of memory the row takes with the value of this request."""
         rows = self.registers.rows
         match request:
-            case AcceptValue(key, _, value):
+            case msg.AcceptValue(key, _, value):
                 row = rows.get(key)
                 former = -ROW_BYTES - len(key) if row is None else length_of(row.value)
                 return length_of(value) - former
-            case PrepareBallot(key):
+            case msg.PrepareBallot(key):
                 return 0 if key in rows else ROW_BYTES + len(key)
-            case AcceptChange(key, ballot, _, change):
+            case msg.AcceptChange(key, ballot, _, change):
                 row = rows.get(key)
                 again = row is not None and row.ballot == ballot
                 return 0 if again else growth_of(row and row.value, change)
-            case TakeChange() | MergeValue():
+            case msg.TakeChange() | msg.MergeValue():
                 return self._more_data(request)
             case _:
                 return 0
 
-    def _more_data(self, request: TakeChange | MergeValue) -> int:
+    def _more_data(self, request: msg.TakeChange | msg.MergeValue) -> int:
         row = self.registers.rows.get(request.key)
         former = ROW_BYTES + len(request.key) if row is None else -length_of(row.value)
-        if isinstance(request, MergeValue):
+        if isinstance(request, msg.MergeValue):
             return former + length_of(request.value)
         adds = sum(len(each.name) + len(each.data) for each in request.change.adds)
         return max(former, 0) + adds
 
-    def _votes_on(self, request: Request) -> bool:
-        if isinstance(request, ListChanges):
+    def _votes_on(self, request: msg.Request) -> bool:
+        if isinstance(request, msg.ListChanges):
             return True
         return partition_asked(request) in self._place.voting
 
@@ -408,12 +397,12 @@ class ReplicaServer:
     # ---- answers
 
     def _answer(
-        self, connection: bytes, ring: int, answers: list[tuple[int, Answer]], full: list[int]
+        self, connection: bytes, ring: int, answers: list[tuple[int, msg.Answer]], full: list[int]
     ) -> None:
         """Send the answers to one call, in frames of bounded length."""
         begin = weight = 0
         for place, (_, answer) in enumerate(answers):
-            if isinstance(answer, Promised | RowShown | Taken):
+            if isinstance(answer, msg.Promised | msg.RowShown | msg.Taken):
                 weight += length_of(answer.value)
                 if weight > REPLY_BYTES:
                     self._reply(connection, ring, answers[begin : place + 1], [])
@@ -421,7 +410,7 @@ class ReplicaServer:
         self._reply(connection, ring, answers[begin:], full)
 
     def _reply(
-        self, connection: bytes, ring: int, answers: list[tuple[int, Answer]], full: list[int]
+        self, connection: bytes, ring: int, answers: list[tuple[int, msg.Answer]], full: list[int]
     ) -> None:
         if answers or full:
             body = encode_reply(self._disk.id, answers, full)

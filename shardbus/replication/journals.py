@@ -22,33 +22,21 @@ Source: docs/architecture.md; docs/how-to/own-store.md.
 from __future__ import annotations
 
 from shardbus.errors import JournalConflict, StaleFence, StoreUnavailable
-from shardbus.replication.journal_rows import (
-    NO_JOURNAL,
-    OPS_KEPT,
-    BlockPlace,
-    BlockValue,
-    DroppedBlock,
-    JournalChange,
-    JournalValue,
-    appended,
-    forgotten,
-    sealed,
-    trimmed,
-)
+from shardbus.replication import journal_rows as rows
 from shardbus.replication.values import Function, Unchanged, Value, Written
 
 
-def head_of(value: Value) -> JournalValue:
+def head_of(value: Value) -> rows.JournalValue:
     """Return the head that is stored, or the one of a journal that is not there."""
-    return value if isinstance(value, JournalValue) else NO_JOURNAL
+    return value if isinstance(value, rows.JournalValue) else rows.NO_JOURNAL
 
 
 def append_to(
     kind: str, shard: str, name: str, fence: int, entries: tuple[bytes, ...], op: int, after: int
 ) -> Function:
     """Append. Result: the head, StaleFence, JournalConflict, or StoreUnavailable: in doubt."""
-    change = JournalChange(shard, fence, op, entries)
-    tried: JournalValue | None = None
+    change = rows.JournalChange(shard, fence, op, entries)
+    tried: rows.JournalValue | None = None
     """The head behind which it was written first, which may have been chosen."""
 
     def function(value: Value) -> Written | Unchanged:
@@ -63,15 +51,15 @@ def append_to(
         if head.last != after:
             return Unchanged(JournalConflict(kind, name, after, head.last))
         tried = tried or head
-        longer = appended(head, change)
+        longer = rows.appended(head, change)
         return Written(longer, longer, change if value is not None else None)
 
     return function
 
 
-def _knows_since(head: JournalValue, tried: JournalValue) -> bool:
+def _knows_since(head: rows.JournalValue, tried: rows.JournalValue) -> bool:
     """True if the ids of the head have each append that came behind another head."""
-    return head.life == tried.life and head.appends - tried.appends <= OPS_KEPT
+    return head.life == tried.life and head.appends - tried.appends <= rows.OPS_KEPT
 
 
 def raise_fence(kind: str, shard: str, name: str, fence: int) -> Function:
@@ -95,7 +83,7 @@ def trim(
     name: str,
     fence: int,
     upto: int,
-    cleared: tuple[DroppedBlock, ...] = (),
+    cleared: tuple[rows.DroppedBlock, ...] = (),
     *,
     forget: bool = False,
 ) -> Function:
@@ -109,27 +97,27 @@ def trim(
         if head.fence > fence:
             return Unchanged(StaleFence(kind, name, fence, head.fence))
         dropped = tuple(place for place in head.dropped if place not in cleared)
-        shorter = trimmed(head._replace(fence=fence, dropped=dropped), upto)
+        shorter = rows.trimmed(head._replace(fence=fence, dropped=dropped), upto)
         if forget and shorter.last == shorter.trimmed:
-            shorter = forgotten(shorter)
+            shorter = rows.forgotten(shorter)
         return Unchanged(shorter) if shorter == head else Written(shorter, shorter)
 
     return function
 
 
-def write_block(block: BlockValue) -> Function:
+def write_block(block: rows.BlockValue) -> Function:
     """Write a block unless its slot has this one already, or a later one. Result: the block in
     the slot."""
 
     def function(value: Value) -> Written | Unchanged:
-        if isinstance(value, BlockValue) and value[:2] >= block[:2]:
+        if isinstance(value, rows.BlockValue) and value[:2] >= block[:2]:
             return Unchanged(value)
         return Written(block, block)
 
     return function
 
 
-def seal(life: int, place: BlockPlace, count: int) -> Function:
+def seal(life: int, place: rows.BlockPlace, count: int) -> Function:
     """Name a block that was written, which has the first `count` entries of the head. Result: the
     head; another one if the head has gone on, and this block is not in it."""
 
@@ -137,17 +125,17 @@ def seal(life: int, place: BlockPlace, count: int) -> Function:
         head = head_of(value)
         if (head.life, head.begin) != (life, place.begin) or len(head.entries) < count:
             return Unchanged(head)
-        after = sealed(head, place, count)
+        after = rows.sealed(head, place, count)
         return Written(after, after)
 
     return function
 
 
-def clear(block: DroppedBlock) -> Function:
+def clear(block: rows.DroppedBlock) -> Function:
     """Drop the entries of a block, unless its slot has another one by now. Result: None."""
 
     def function(value: Value) -> Written | Unchanged:
-        if isinstance(value, BlockValue) and value[:2] == block[:2] and value.entries:
+        if isinstance(value, rows.BlockValue) and value[:2] == block[:2] and value.entries:
             return Written(value._replace(entries=()))
         return Unchanged()
 

@@ -33,28 +33,7 @@ import msgspec
 
 from shardbus.errors import ConfigError
 from shardbus.ids import check_text
-from shardbus.replication.versions import (
-    AMOUNT_MAX,
-    COUNTER,
-    FLAG,
-    GROW_SET,
-    KIND_NAMES,
-    MAP,
-    MULTI_MAP,
-    NOTHING,
-    PN_COUNTER,
-    REGISTER,
-    SET,
-    Addition,
-    Clock,
-    DataChange,
-    DataValue,
-    Dot,
-    Stamp,
-    covers,
-    kinds_of,
-    number_of,
-)
+from shardbus.replication import versions
 
 PENDING = -1
 """The disk of a dot that no replica has stamped yet."""
@@ -72,7 +51,7 @@ class Versioned(NamedTuple):
 
     hash: int
     """A number for the version: equal if the versions are."""
-    version: Clock
+    version: versions.Clock
     """The vector clock: pairs of a disk and its counter."""
     data: Any
     """The value, as its kind reads it."""
@@ -82,7 +61,7 @@ class Versioned(NamedTuple):
 
     def contains(self, other: Versioned) -> bool:
         """True if this version has all changes of the other one."""
-        return covers(self.version, other.version)
+        return versions.covers(self.version, other.version)
 
 
 def encoded(value: object) -> bytes:
@@ -165,9 +144,10 @@ def _name(name: object) -> str:
 
 
 def _amount(amount: object) -> int:
-    if type(amount) is not int or not 0 <= amount <= AMOUNT_MAX:
+    if type(amount) is not int or not 0 <= amount <= versions.AMOUNT_MAX:
         raise ConfigError(
-            f"a counter takes a whole number from 0 to {AMOUNT_MAX}, no {type(amount).__name__}"
+            f"a counter takes a whole number from 0 to {versions.AMOUNT_MAX},"
+            f" no {type(amount).__name__}"
         )
     return amount
 
@@ -175,15 +155,15 @@ def _amount(amount: object) -> int:
 class Dots:
     """The dots of one kind that were read, and the changes since."""
 
-    def __init__(self, kind: str, value: DataValue) -> None:
+    def __init__(self, kind: str, value: versions.DataValue) -> None:
         self._kind, self._read = kind, value
         self.dots = [dot for dot in value.dots if dot.kind == kind]
 
     def add(self, name: str = "", data: bytes = b"", amount: int = 0, minus: int = 0) -> None:
         """Add a dot."""
-        self.dots.append(Dot(PENDING, 0, self._kind, name, data, amount, minus))
+        self.dots.append(versions.Dot(PENDING, 0, self._kind, name, data, amount, minus))
 
-    def drop(self, goes: Callable[[Dot], bool]) -> None:
+    def drop(self, goes: Callable[[versions.Dot], bool]) -> None:
         """Drop dots."""
         self.dots = [dot for dot in self.dots if not goes(dot)]
 
@@ -193,11 +173,11 @@ class Dots:
         self.add(name, data)
 
     @property
-    def pending(self) -> list[Dot]:
+    def pending(self) -> list[versions.Dot]:
         """The additions."""
         return [dot for dot in self.dots if dot.disk == PENDING]
 
-    def change(self) -> DataChange | None:
+    def change(self) -> versions.DataChange | None:
         """Return the changes as one write, None if there are none."""
         pending = self.pending
         kept = {dot.stamp for dot in self.dots if dot.disk != PENDING}
@@ -206,15 +186,17 @@ class Dots:
         )
         if not pending and not drops:
             return None
-        adds = tuple(Addition(dot.name, dot.data, dot.amount, dot.minus) for dot in pending)
-        return DataChange(self._kind, adds, drops, self._read if drops else None)
+        adds = tuple(
+            versions.Addition(dot.name, dot.data, dot.amount, dot.minus) for dot in pending
+        )
+        return versions.DataChange(self._kind, adds, drops, self._read if drops else None)
 
 
 class LWWRegister:
     """One value; the latest by a hybrid clock is shown."""
 
-    def __init__(self, value: DataValue = NOTHING) -> None:
-        self.changes = Dots(REGISTER, value)
+    def __init__(self, value: versions.DataValue = versions.NOTHING) -> None:
+        self.changes = Dots(versions.REGISTER, value)
 
     @property
     def value(self) -> Any:
@@ -238,8 +220,8 @@ class LWWRegister:
 class GrowCounter:
     """A number that only grows."""
 
-    def __init__(self, value: DataValue = NOTHING) -> None:
-        self.changes = Dots(COUNTER, value)
+    def __init__(self, value: versions.DataValue = versions.NOTHING) -> None:
+        self.changes = Dots(versions.COUNTER, value)
 
     @property
     def value(self) -> int:
@@ -254,8 +236,8 @@ class GrowCounter:
 class PNCounter:
     """A number that grows and falls."""
 
-    def __init__(self, value: DataValue = NOTHING) -> None:
-        self.changes = Dots(PN_COUNTER, value)
+    def __init__(self, value: versions.DataValue = versions.NOTHING) -> None:
+        self.changes = Dots(versions.PN_COUNTER, value)
 
     @property
     def value(self) -> int:
@@ -275,8 +257,8 @@ class PNCounter:
 class GrowSet:
     """A set of which nothing is removed."""
 
-    def __init__(self, value: DataValue = NOTHING) -> None:
-        self.changes = Dots(GROW_SET, value)
+    def __init__(self, value: versions.DataValue = versions.NOTHING) -> None:
+        self.changes = Dots(versions.GROW_SET, value)
 
     @property
     def value(self) -> frozenset[Any]:
@@ -293,8 +275,8 @@ class GrowSet:
 class Set:
     """A set. An element that is added and removed at the same time stays."""
 
-    def __init__(self, value: DataValue = NOTHING) -> None:
-        self.changes = Dots(SET, value)
+    def __init__(self, value: versions.DataValue = versions.NOTHING) -> None:
+        self.changes = Dots(versions.SET, value)
 
     @property
     def value(self) -> frozenset[Any]:
@@ -316,12 +298,12 @@ class Set:
 class Map:
     """Values by name; the latest value of a name is shown."""
 
-    def __init__(self, value: DataValue = NOTHING) -> None:
-        self.changes = Dots(MAP, value)
+    def __init__(self, value: versions.DataValue = versions.NOTHING) -> None:
+        self.changes = Dots(versions.MAP, value)
 
     @property
     def value(self) -> dict[str, Any]:
-        fields: dict[str, list[Dot]] = {}
+        fields: dict[str, list[versions.Dot]] = {}
         for dot in self.changes.dots:
             fields.setdefault(dot.name, []).append(dot)
         return {name: _latest_first(fields[name])[0] for name in sorted(fields)}
@@ -343,8 +325,8 @@ class Map:
 class MultiMap:
     """A set by name."""
 
-    def __init__(self, value: DataValue = NOTHING) -> None:
-        self.changes = Dots(MULTI_MAP, value)
+    def __init__(self, value: versions.DataValue = versions.NOTHING) -> None:
+        self.changes = Dots(versions.MULTI_MAP, value)
 
     @property
     def value(self) -> dict[str, frozenset[Any]]:
@@ -370,8 +352,8 @@ class MultiMap:
 class EnableWinsFlag:
     """True once it is enabled, until it is disabled."""
 
-    def __init__(self, value: DataValue = NOTHING) -> None:
-        self.changes = Dots(FLAG, value)
+    def __init__(self, value: versions.DataValue = versions.NOTHING) -> None:
+        self.changes = Dots(versions.FLAG, value)
 
     @property
     def value(self) -> bool:
@@ -395,23 +377,23 @@ AnyKind = Register | Counter | PNCounter | GrowSet | Set | Map | MultiMap | Flag
 KindT = TypeVar("KindT", Register, Counter, PNCounter, GrowSet, Set, Map, MultiMap, Flag)
 
 KINDS: Mapping[str, type[AnyKind]] = {
-    REGISTER: Register,
-    COUNTER: Counter,
-    PN_COUNTER: PNCounter,
-    GROW_SET: GrowSet,
-    SET: Set,
-    MAP: Map,
-    MULTI_MAP: MultiMap,
-    FLAG: Flag,
+    versions.REGISTER: Register,
+    versions.COUNTER: Counter,
+    versions.PN_COUNTER: PNCounter,
+    versions.GROW_SET: GrowSet,
+    versions.SET: Set,
+    versions.MAP: Map,
+    versions.MULTI_MAP: MultiMap,
+    versions.FLAG: Flag,
 }
 
 
-def rebased(view: KindT, value: DataValue, sent: Sequence[Dot] = ()) -> KindT:
+def rebased(view: KindT, value: versions.DataValue, sent: Sequence[versions.Dot] = ()) -> KindT:
     """Return an object of the same kind that reads `value`, with the changes of `view`. `sent`: the
     additions of `view` that `value` has already, or that are to be given up."""
     former, fresh = view.changes, type(view)(value)
     change, there = former.change(), {id(dot) for dot in former.dots}
-    dropped = set(change.drops) if change is not None else set[Stamp]()
+    dropped = set(change.drops) if change is not None else set[versions.Stamp]()
     gone = {(dot.name, dot.data) for dot in sent if id(dot) not in there}
     left = {id(dot) for dot in sent}
     fresh.changes.drop(lambda dot: dot.stamp in dropped or (dot.name, dot.data) in gone)
@@ -419,25 +401,25 @@ def rebased(view: KindT, value: DataValue, sent: Sequence[Dot] = ()) -> KindT:
     return fresh
 
 
-def versioned(value: DataValue, kind: str = "") -> Versioned | None:
+def versioned(value: versions.DataValue, kind: str = "") -> Versioned | None:
     """Return a value as applications get it; None if it has no dots. `kind`: how to read it, if it
     was written as that; by default as the first kind that it has. Values of an unknown kind, of a
     later release, are read as None."""
-    kinds = kinds_of(value)
+    kinds = versions.kinds_of(value)
     if not kinds and not kind:
         return None
     kind = kind or kinds[0]
     view = KINDS[kind](value) if kind in KINDS else None
     return Versioned(
-        number_of(value.clock),
+        versions.number_of(value.clock),
         value.clock,
         None if view is None else view.value,
-        KIND_NAMES.get(kind, kind),
+        versions.KIND_NAMES.get(kind, kind),
         view.conflicts if isinstance(view, Register) else (),
     )
 
 
-def _latest_first(dots: Iterable[Dot]) -> list[Any]:
+def _latest_first(dots: Iterable[versions.Dot]) -> list[Any]:
     """Return the different contents of dots, the latest first. A dot without a stamp is last of
     all written, so latest."""
     ranked = sorted(dots, key=lambda dot: (dot.disk == PENDING, dot.amount, dot.stamp))

@@ -53,6 +53,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple, assert_never
 
 from shardbus.backoff import doubling
+from shardbus.replication import ring as rings
 from shardbus.replication.messages import (
     DataRequest,
     KeyRequest,
@@ -62,19 +63,6 @@ from shardbus.replication.messages import (
     ScanBucket,
 )
 from shardbus.replication.registers import Registers
-from shardbus.replication.ring import (
-    NO_RING,
-    AdoptRing,
-    NotVoting,
-    ReplicaAnswer,
-    ReplicaRing,
-    RingIs,
-    RingWanted,
-    StoreCall,
-    StoreReply,
-    majority,
-    places_of,
-)
 from shardbus.replication.values import (
     BUCKETS_EACH,
     PARTITIONS,
@@ -107,7 +95,7 @@ def partition_asked(request: KeyRequest | DataRequest | ScanBucket) -> int:
 class PlaceRecord(NamedTuple):
     """A line of a disk's log: its ring, and its facts about each partition, from now on."""
 
-    ring: ReplicaRing
+    ring: rings.ReplicaRing
     voting: frozenset[int]
     merged: frozenset[int]
     sources: frozenset[int]
@@ -164,20 +152,20 @@ class DiskStatus(NamedTuple):
     """A disk's ring, and the partitions that it votes for and that it has merged."""
 
     disk: int
-    ring: ReplicaRing
+    ring: rings.ReplicaRing
     voting: frozenset[int]
     merged: frozenset[int]
 
 
 DiskRequest = ShowDigests | ShowBucket
-DiskAnswer = PartitionDigests | BucketContent | RingIs | RingWanted | NotVoting
+DiskAnswer = PartitionDigests | BucketContent | rings.RingIs | rings.RingWanted | rings.NotVoting
 
 
 class AskDisk(NamedTuple):
     """Send this to the other disk."""
 
     disk: int
-    request: DiskRequest | AdoptRing
+    request: DiskRequest | rings.AdoptRing
 
 
 class _Comparison:
@@ -215,7 +203,7 @@ class RingDisk:
         self.disk = disk
         self._partitions = partitions
         """All of them, but in simulations that have keys in few."""
-        self.ring = NO_RING
+        self.ring = rings.NO_RING
         self.registers = Registers(disk)
         self.voting: set[int] = set()
         self.merged: set[int] = set()
@@ -235,40 +223,40 @@ class RingDisk:
 
     # -- for the driver
 
-    def answer(self, call: StoreCall, now: float) -> StoreReply:
+    def answer(self, call: rings.StoreCall, now: float) -> rings.StoreReply:
         """Answer a call of a store object."""
-        return StoreReply(call.number, self.disk, self.ring.number, self._answer(call, now))
+        return rings.StoreReply(call.number, self.disk, self.ring.number, self._answer(call, now))
 
-    def _answer(self, call: StoreCall, now: float) -> ReplicaAnswer:
+    def _answer(self, call: rings.StoreCall, now: float) -> rings.ReplicaAnswer:
         if call.ring < self.ring.number:
-            return RingIs(self.ring)
+            return rings.RingIs(self.ring)
         if call.ring > self.ring.number:
-            return RingWanted(self.ring.number)
+            return rings.RingWanted(self.ring.number)
         request = call.request
         if isinstance(request, ListChanges):
             return self.registers.handle(request, now)
         if partition_asked(request) not in self.voting:
-            return NotVoting()
+            return rings.NotVoting()
         return self.registers.handle(request, now)
 
     def show(self, request: DiskRequest, now: float) -> DiskAnswer:
         """Answer another disk."""
         if request.ring < self.ring.number:
-            return RingIs(self.ring)
+            return rings.RingIs(self.ring)
         if request.ring > self.ring.number:
-            return RingWanted(self.ring.number)
+            return rings.RingWanted(self.ring.number)
         match request:
             case ShowDigests(ring, partition):
                 source = partition in self.sources
                 if not source and partition not in self.voting:
-                    return NotVoting()
+                    return rings.NotVoting()
                 first = partition * BUCKETS_EACH
                 digests = tuple(self.registers.digests[first : first + BUCKETS_EACH])
                 return PartitionDigests(self.disk, ring, partition, source, digests)
             case ShowBucket(ring, bucket):
                 partition = bucket // BUCKETS_EACH
                 if partition not in self.sources and partition not in self.voting:
-                    return NotVoting()
+                    return rings.NotVoting()
                 return BucketContent(self.disk, ring, bucket, self.registers.content(bucket, now))
             case _:
                 assert_never(request)
@@ -278,7 +266,7 @@ class RingDisk:
         """The disk's place in its ring."""
         return DiskStatus(self.disk, self.ring, frozenset(self.voting), frozenset(self.merged))
 
-    def adopt(self, ring: ReplicaRing, now: float) -> list[AskDisk]:
+    def adopt(self, ring: rings.ReplicaRing, now: float) -> list[AskDisk]:
         """Go over to a newer ring. An older one changes nothing."""
         if ring.number <= self.ring.number:
             return []
@@ -288,7 +276,7 @@ class RingDisk:
 
     def repair(self, now: float) -> list[AskDisk]:
         """Compare with every other disk of the partitions that this one votes for."""
-        places = places_of(self.ring)
+        places = rings.places_of(self.ring)
         for bucket in list(self.registers.data.tombstones):
             if places[bucket // BUCKETS_EACH] == (self.disk,):
                 self.registers.remove_tombstones(bucket)
@@ -301,10 +289,10 @@ class RingDisk:
     def take(self, asked: int, answer: DiskAnswer, now: float) -> list[AskDisk]:
         """Take the answer of the disk that was asked."""
         match answer:
-            case RingIs(ring):
+            case rings.RingIs(ring):
                 return self.adopt(ring, now)
-            case RingWanted(number) if number < self.ring.number:
-                return [AskDisk(asked, AdoptRing(self.ring))]
+            case rings.RingWanted(number) if number < self.ring.number:
+                return [AskDisk(asked, rings.AdoptRing(self.ring))]
             case PartitionDigests(disk, number, partition, source, digests):
                 comparison = self._comparisons.get((partition, disk))
                 if comparison is None or number != self.ring.number:
@@ -417,7 +405,7 @@ class RingDisk:
     def identify(self, disk: int) -> None:
         """Set the id of the disk, once its log is read."""
         self.disk = self.registers.data.disk = disk
-        if self.ring is not NO_RING:
+        if self.ring is not rings.NO_RING:
             self._begin()
 
     @property
@@ -429,7 +417,7 @@ class RingDisk:
     def check(self) -> None:
         """Audit the whole state. For tests."""
         self.registers.check()
-        held = {p for p, disks in enumerate(places_of(self.ring)) if self.disk in disks}
+        held = {p for p, disks in enumerate(rings.places_of(self.ring)) if self.disk in disks}
         assert self.voting <= held
         assert self.merged <= self.voting
         assert {partition for partition, _ in self._comparisons} <= set(range(PARTITIONS))
@@ -437,11 +425,11 @@ class RingDisk:
 
     # -- rings
 
-    def _adopt(self, ring: ReplicaRing) -> None:
+    def _adopt(self, ring: rings.ReplicaRing) -> None:
         former = self.ring
         follows = ring.number == former.number + 1
-        founded = former is NO_RING and ring.number == 1
-        before, after = places_of(former), places_of(ring)
+        founded = former is rings.NO_RING and ring.number == 1
+        before, after = rings.places_of(former), rings.places_of(ring)
         voting, merged, sources = set[int](), set[int](), set[int]()
         for partition in self._partitions:
             holds = self.disk in after[partition]
@@ -471,7 +459,7 @@ class RingDisk:
     def _begin(self) -> None:
         """Merge the partitions that are not merged, from the former disks."""
         self._compared, self._comparisons, self._agreed = {}, {}, {}
-        before, after = places_of(self.ring.former), places_of(self.ring)
+        before, after = rings.places_of(self.ring.former), rings.places_of(self.ring)
         for partition in self._partitions:
             if self.disk not in after[partition] or partition in self.merged:
                 continue
@@ -486,7 +474,7 @@ class RingDisk:
         remove the tombstones of those that all disks agree on."""
         if partition not in self.merged:
             return
-        others = set(places_of(self.ring)[partition]) - {self.disk}
+        others = set(rings.places_of(self.ring)[partition]) - {self.disk}
         first = partition * BUCKETS_EACH
         for bucket in range(first, first + BUCKETS_EACH):
             if bucket in differing or bucket not in self.registers.data.tombstones:
@@ -510,8 +498,8 @@ class RingDisk:
             self._count(partition)
 
     def _count(self, partition: int) -> None:
-        former = places_of(self.ring.former)[partition]
-        if len(self._compared[partition]) >= majority(len(former)):
+        former = rings.places_of(self.ring.former)[partition]
+        if len(self._compared[partition]) >= rings.majority(len(former)):
             self._is_merged(partition)
             self._records.append(MergedRecord(self.ring.number, partition))
 
@@ -519,7 +507,7 @@ class RingDisk:
         self.merged.add(partition)
         self.voting.add(partition)
         self._compared.pop(partition, None)
-        for disk in places_of(self.ring.former)[partition]:
+        for disk in rings.places_of(self.ring.former)[partition]:
             self._comparisons.pop((partition, disk), None)
 
 
@@ -533,7 +521,7 @@ def _requests(comparison: _Comparison, ring: int, partition: int) -> list[DiskRe
 
 
 def unmerged(
-    ring: ReplicaRing,
+    ring: rings.ReplicaRing,
     statuses: Collection[DiskStatus],
     partitions: Sequence[int] = range(PARTITIONS),
 ) -> list[int]:
@@ -541,7 +529,7 @@ def unmerged(
     merged = {status.disk: status.merged for status in statuses if status.ring == ring}
     missing = []
     for partition in partitions:
-        disks = places_of(ring)[partition]
-        if sum(partition in merged.get(disk, ()) for disk in disks) < majority(len(disks)):
+        disks = rings.places_of(ring)[partition]
+        if sum(partition in merged.get(disk, ()) for disk in disks) < rings.majority(len(disks)):
             missing.append(partition)
     return missing

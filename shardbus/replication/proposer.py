@@ -75,21 +75,7 @@ from random import Random
 from typing import NamedTuple
 
 from shardbus.backoff import doubling
-from shardbus.replication.messages import (
-    ZERO,
-    AcceptChange,
-    AcceptValue,
-    Ballot,
-    KeyAnswer,
-    KeyRequest,
-    No,
-    OtherBase,
-    PrepareBallot,
-    Promised,
-    ReadRow,
-    RowShown,
-    Yes,
-)
+from shardbus.replication import messages as msg
 from shardbus.replication.ring import (
     AdoptRing,
     ReplicaRing,
@@ -252,8 +238,8 @@ class ProposalTrigger(Enum):
     EXPIRED = "no time is left"
 
 
-KEY_ANSWERS = (Promised, Yes, No, OtherBase, RowShown)
-REFUSALS = (No, OtherBase)
+KEY_ANSWERS = (msg.Promised, msg.Yes, msg.No, msg.OtherBase, msg.RowShown)
+REFUSALS = (msg.No, msg.OtherBase)
 
 _P, _T = ProposalPhase, ProposalTrigger
 
@@ -287,7 +273,7 @@ class KeyGroup:
 
     __slots__ = ("ballot", "op", "ours", "reminded", "repeats", "ring", "stored", "value")
 
-    def __init__(self, ring: int, ballot: Ballot) -> None:
+    def __init__(self, ring: int, ballot: msg.Ballot) -> None:
         self.ring = ring
         self.ballot = ballot
         self.ours = False
@@ -316,11 +302,11 @@ class Proposal:
     def __init__(self, ticket: Hashable, key: str, work: Operation, until: float) -> None:
         self.ticket, self.key, self.work, self.until = ticket, key, work, until
         self.phase = ProposalPhase.WAITING
-        self.call = StoreCall(0, 0, ReadRow(key))
+        self.call = StoreCall(0, 0, msg.ReadRow(key))
         """The round's call."""
         self.asked_at = 0.0
         self.disks: tuple[int, ...] = ()
-        self.answers: dict[int, KeyAnswer] = {}
+        self.answers: dict[int, msg.KeyAnswer] = {}
         """Of this round, by disk."""
         self.refusals = 0
         """Of these answers."""
@@ -328,13 +314,13 @@ class Proposal:
         """The answers that end the round."""
         self.adopters: frozenset[int] = frozenset()
         """Disks that were sent the ring in this round."""
-        self.ballot = ZERO
+        self.ballot = msg.ZERO
         self.fence = self.round = 0
         """Of the next PREPARING."""
         self.value: Value = None
         """ACCEPTING: the value."""
         self.change: AnyChange | None = None
-        self.base: Ballot | None = None
+        self.base: msg.Ballot | None = None
         """ACCEPTING: send the change of the value under this ballot, instead of the value."""
         self.own = False
         """ACCEPTING: the value is the save's own."""
@@ -361,7 +347,7 @@ class Proposal:
         self.sent = True
 
 
-def _chosen(rows: Sequence[Promised | RowShown], proposal: Proposal) -> bool:
+def _chosen(rows: Sequence[msg.Promised | msg.RowShown], proposal: Proposal) -> bool:
     """True if these rows, all with the newest value, prove that it is chosen: a majority has
     accepted it. A disk whose promise is above its ballot may have merged the value below its
     promise, and has not accepted it."""
@@ -514,7 +500,7 @@ class Proposer:
         proposal.advance(ProposalTrigger.PREPARE)
         self._prepare(proposal, now)
 
-    def _ballot_at_once(self, proposal: Proposal, group: KeyGroup) -> Ballot | None:
+    def _ballot_at_once(self, proposal: Proposal, group: KeyGroup) -> msg.Ballot | None:
         """Choose a value that needs no promise, and return its ballot; None if there is none."""
         if not group.ours or group.ring != self.ring.number:
             return None
@@ -529,7 +515,9 @@ class Proposer:
                     return self._next(group.ballot)
         return None
 
-    def _save_at_once(self, proposal: Proposal, save: SaveState, group: KeyGroup) -> Ballot | None:
+    def _save_at_once(
+        self, proposal: Proposal, save: SaveState, group: KeyGroup
+    ) -> msg.Ballot | None:
         """As `_ballot_at_once`. A save of a part of the row is a change of the row that is
         stored."""
         again, reminders = group.op == save.op, save.reminders
@@ -546,30 +534,30 @@ class Proposer:
 
     # -- rounds
 
-    def _next(self, ballot: Ballot) -> Ballot:
+    def _next(self, ballot: msg.Ballot) -> msg.Ballot:
         """Return the next ballot of our group."""
         self._k += 1
-        return Ballot(ballot.fence, ballot.round, self.session, self._k)
+        return msg.Ballot(ballot.fence, ballot.round, self.session, self._k)
 
     def _read(self, proposal: Proposal, now: float) -> None:
-        self._ask(proposal, ReadRow(proposal.key), now)
+        self._ask(proposal, msg.ReadRow(proposal.key), now)
 
     def _prepare(self, proposal: Proposal, now: float) -> None:
         self._k += 1
-        ballot = Ballot(proposal.fence, proposal.round, self.session, self._k)
+        ballot = msg.Ballot(proposal.fence, proposal.round, self.session, self._k)
         proposal.ballot, proposal.own = ballot, False
         proposal.change = proposal.base = None
-        self._ask(proposal, PrepareBallot(proposal.key, ballot), now)
+        self._ask(proposal, msg.PrepareBallot(proposal.key, ballot), now)
 
-    def _accept(self, proposal: Proposal, ballot: Ballot, now: float, age: float = 0.0) -> None:
+    def _accept(self, proposal: Proposal, ballot: msg.Ballot, now: float, age: float = 0.0) -> None:
         proposal.ballot, proposal.fence, proposal.round = ballot, ballot.fence, ballot.round
         key, change, base = proposal.key, proposal.change, proposal.base
         if change is not None and base is not None:
-            self._ask(proposal, AcceptChange(key, ballot, base, change), now)
+            self._ask(proposal, msg.AcceptChange(key, ballot, base, change), now)
         else:
-            self._ask(proposal, AcceptValue(key, ballot, proposal.value, age), now)
+            self._ask(proposal, msg.AcceptValue(key, ballot, proposal.value, age), now)
 
-    def _ask(self, proposal: Proposal, request: KeyRequest, now: float) -> None:
+    def _ask(self, proposal: Proposal, request: msg.KeyRequest, now: float) -> None:
         """Begin a round."""
         self._by_call.pop(proposal.call.number, None)
         self._calls += 1
@@ -616,7 +604,7 @@ class Proposer:
 
     def _shown(self, proposal: Proposal, now: float) -> None:
         """A majority has shown its rows: they agree, or the newest value is settled."""
-        rows = [answer for answer in proposal.answers.values() if isinstance(answer, RowShown)]
+        rows = [answer for answer in proposal.answers.values() if isinstance(answer, msg.RowShown)]
         newest = max(row.ballot for row in rows)
         same = [row for row in rows if row.ballot == newest]
         if _chosen(same, proposal):
@@ -631,7 +619,7 @@ class Proposer:
 
     def _promised(self, proposal: Proposal, now: float) -> None:
         """A majority has promised: choose the value to store."""
-        rows = [answer for answer in proposal.answers.values() if isinstance(answer, Promised)]
+        rows = [answer for answer in proposal.answers.values() if isinstance(answer, msg.Promised)]
         newest = max(row.ballot for row in rows)
         same = [row for row in rows if row.ballot == newest]
         value, age = same[0].value, max(row.age for row in same)
@@ -698,10 +686,10 @@ class Proposer:
             case _:
                 return Outdated(proposal.ballot.fence)
 
-    def _highest_refusal(self, proposal: Proposal) -> Ballot | None:
+    def _highest_refusal(self, proposal: Proposal) -> msg.Ballot | None:
         """Return the highest promise that refused this round, ZERO if only a base did."""
         refusals = [
-            answer.promise if isinstance(answer, No) else ZERO
+            answer.promise if isinstance(answer, msg.No) else msg.ZERO
             for answer in proposal.answers.values()
             if isinstance(answer, REFUSALS)
         ]
@@ -709,7 +697,7 @@ class Proposer:
 
     def _refused(self, proposal: Proposal, now: float) -> None:
         """No majority can follow: pause, then prepare above the promise that refused."""
-        promise = self._highest_refusal(proposal) or ZERO
+        promise = self._highest_refusal(proposal) or msg.ZERO
         pause = self._dice.uniform(0.0, doubling(PAUSE_S, PAUSE_MOST_S, proposal.pauses + 1))
         proposal.fence, proposal.round = proposal.ballot.fence, proposal.ballot.round
         if promise > proposal.ballot:

@@ -50,15 +50,7 @@ from typing import NamedTuple
 
 from shardbus.backoff import doubling
 from shardbus.errors import ConfigError
-from shardbus.replication.messages import (
-    Gone,
-    MergeValue,
-    ReadRow,
-    RowShown,
-    TakeChange,
-    Taken,
-    Yes,
-)
+from shardbus.replication import messages as msg
 from shardbus.replication.proposer import (
     RESEND_MOST_S,
     RESEND_S,
@@ -304,11 +296,11 @@ class Quorums:
                 self._on_taken(request, reply, now)
         elif reply.ring == self.ring.number and disk in request.disks:
             match answer:
-                case RowShown():
+                case msg.RowShown():
                     self._on_shown(request, disk, answer, now)
-                case Yes():
+                case msg.Yes():
                     self._on_stored(request, disk)
-                case Gone() if request.phase is QuorumPhase.REPAIRING:
+                case msg.Gone() if request.phase is QuorumPhase.REPAIRING:
                     self._on_stored(request, disk)
                 case _:
                     pass
@@ -423,7 +415,7 @@ class Quorums:
 
     def _read(self, request: QuorumRequest, now: float) -> None:
         request.shown, request.value = {}, NOTHING
-        self._send(request, request.disks, ReadRow(request.key))
+        self._send(request, request.disks, msg.ReadRow(request.key))
         self._wake_soon(request, now)
 
     def _take(self, request: QuorumRequest, now: float) -> None:
@@ -437,7 +429,7 @@ class Quorums:
             request.taker, request.ring = taker, self.ring.number
             self._takes[taker] += 1
             self._number(request)
-            self._send(request, [taker], TakeChange(request.key, request.work.change))
+            self._send(request, [taker], msg.TakeChange(request.key, request.work.change))
             self._wake_at(request, request.until)
         else:
             self._wake_soon(request, now)
@@ -451,14 +443,14 @@ class Quorums:
     def _store(self, request: QuorumRequest, now: float) -> None:
         """Send the value to all disks that may not have it."""
         behind = [disk for disk in request.disks if disk not in request.have]
-        self._send(request, behind, MergeValue(request.key, request.value))
+        self._send(request, behind, msg.MergeValue(request.key, request.value))
         self._wake_soon(request, now)
 
     def _send(
         self,
         request: QuorumRequest,
         disks: Iterable[int],
-        content: ReadRow | TakeChange | MergeValue,
+        content: msg.ReadRow | msg.TakeChange | msg.MergeValue,
     ) -> None:
         """Send one call to some disks: they share its bytes."""
         call = StoreCall(request.call, self.ring.number, content)
@@ -470,7 +462,7 @@ class Quorums:
         match request.phase:
             case QuorumPhase.READING:
                 silent = [disk for disk in request.disks if disk not in request.shown]
-                self._send(request, silent, ReadRow(request.key))
+                self._send(request, silent, msg.ReadRow(request.key))
                 self._wake_soon(request, now)
             case QuorumPhase.TAKING:
                 self._take(request, now)
@@ -479,7 +471,9 @@ class Quorums:
 
     # -- answers
 
-    def _on_shown(self, request: QuorumRequest, disk: int, answer: RowShown, now: float) -> None:
+    def _on_shown(
+        self, request: QuorumRequest, disk: int, answer: msg.RowShown, now: float
+    ) -> None:
         value = answer.value if isinstance(answer.value, DataValue) else NOTHING
         if request.phase is QuorumPhase.READING:
             request.shown[disk] = value
@@ -502,7 +496,7 @@ class Quorums:
 
     def _on_taken(self, request: QuorumRequest, reply: StoreReply, now: float) -> None:
         match reply.answer:
-            case Taken(value):
+            case msg.Taken(value):
                 self._untake(request)
                 request.advance(QuorumTrigger.TAKEN)
                 request.value = value

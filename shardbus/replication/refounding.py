@@ -31,6 +31,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from shardbus.bounds import EPOCH_MAX, EPOCH_SHIFT
+from shardbus.replication import values
 from shardbus.replication.journal_rows import JournalValue
 from shardbus.replication.messages import Ballot, Row
 from shardbus.replication.moves import RingDisk
@@ -44,45 +45,26 @@ from shardbus.replication.ring import (
     majority,
     places_of,
 )
-from shardbus.replication.values import (
-    BLOCK,
-    DATA,
-    JOURNAL,
-    LEASE,
-    LIST,
-    NODE,
-    REMOVED,
-    SEPARATOR,
-    STATE,
-    TABLE,
-    ListValue,
-    RemindersValue,
-    StateValue,
-    TableValue,
-    list_key,
-    node_key,
-    table_key,
-)
 
 EPOCHS_SKIPPED = 1000
 OWN_KIND = "$"
 """The first letter of a kind of journals that is no entity type."""
-IDENTITY_KEY = node_key("identity")
+IDENTITY_KEY = values.node_key("identity")
 """The register with the name of the store."""
 LAYOUT_UNKNOWN = "unknown"
 """Layout of a table that was gone. A table without homes takes any."""
 EPOCH_TRUE = EPOCH_MAX // 2
 """No cluster comes to a higher epoch: such a number is damage, and nothing follows it."""
 _WORDS = {
-    STATE: "state",
-    TABLE: "table",
-    LIST: "list",
-    LEASE: "lease",
-    JOURNAL: "journal",
-    BLOCK: "block of a journal",
-    DATA: "value",
-    REMOVED: "removed values of bucket",
-    NODE: "register",
+    values.STATE: "state",
+    values.TABLE: "table",
+    values.LIST: "list",
+    values.LEASE: "lease",
+    values.JOURNAL: "journal",
+    values.BLOCK: "block of a journal",
+    values.DATA: "value",
+    values.REMOVED: "removed values of bucket",
+    values.NODE: "register",
 }
 
 
@@ -98,17 +80,17 @@ def skip_epochs(registers: Registers, session: int) -> dict[str, int]:
     entity type. `session`: random, as of a store object."""
     highest = dict[str, int]()
     for key, row in registers.rows.items():
-        if key[0] in (STATE, LIST, TABLE, JOURNAL) and key[2] != OWN_KIND:
-            entity_type = key.split(SEPARATOR)[1]
+        if key[0] in FENCED and key[2] != OWN_KIND:
+            entity_type = key.split(values.SEPARATOR)[1]
             highest[entity_type] = max(highest.get(entity_type, 0), _epoch_of(key, row))
     skipped = dict[str, int]()
     for entity_type, epoch in highest.items():
         if epoch > EPOCH_TRUE:
             continue
-        key, after = table_key(entity_type), epoch + EPOCHS_SKIPPED
+        key, after = values.table_key(entity_type), epoch + EPOCHS_SKIPPED
         value = registers.row(key).value
-        if not isinstance(value, TableValue):
-            value = TableValue(0, LAYOUT_UNKNOWN, 0, 0, {})
+        if not isinstance(value, values.TableValue):
+            value = values.TableValue(0, LAYOUT_UNKNOWN, 0, 0, {})
         ballot = Ballot(after, 0, session, 1)
         table = value._replace(epoch=after, claimer=session)
         registers.merge(key, Row(ballot, ballot, table), 0.0)
@@ -119,13 +101,17 @@ def skip_epochs(registers: Registers, session: int) -> dict[str, int]:
 def reopen_reminders(registers: Registers, session: int) -> int:
     """Let the lists of shards say nothing else about reminders than the states (`reminder_index`).
     Returns the number of lists that did. `session`: as in `skip_epochs`."""
-    reminders = dict[str, dict[str, RemindersValue]]()
+    reminders = dict[str, dict[str, values.RemindersValue]]()
     for key, row in registers.rows.items():
-        if key[0] == STATE and isinstance(row.value, StateValue) and row.value.reminders:
-            _, entity_type, entity_id = key.split(SEPARATOR, 2)
-            place = list_key(entity_type, row.value.reminders.shard)
+        if (
+            key[0] == values.STATE
+            and isinstance(row.value, values.StateValue)
+            and row.value.reminders
+        ):
+            _, entity_type, entity_id = key.split(values.SEPARATOR, 2)
+            place = values.list_key(entity_type, row.value.reminders.shard)
             reminders.setdefault(place, {})[entity_id] = row.value.reminders
-    lists = {key for key, row in registers.rows.items() if isinstance(row.value, ListValue)}
+    lists = {key for key, row in registers.rows.items() if isinstance(row.value, values.ListValue)}
     corrected = 0
     for number, key in enumerate(sorted(lists | reminders.keys()), start=1):
         row = registers.row(key)
@@ -148,11 +134,15 @@ def rename(registers: Registers, name: str, session: int) -> None:
 def _epoch_of(key: str, row: Row) -> int:
     """Return the highest epoch that a row shows."""
     fence = max(row.promise.fence, row.ballot.fence, 0)
-    if isinstance(row.value, ListValue | JournalValue):
+    if isinstance(row.value, values.ListValue | JournalValue):
         fence = max(fence, row.value.fence)
-    if key[0] != TABLE:
+    if key[0] != values.TABLE:
         return fence >> EPOCH_SHIFT
-    return max(fence, row.value.epoch if isinstance(row.value, TableValue) else 0)
+    return max(fence, row.value.epoch if isinstance(row.value, values.TableValue) else 0)
+
+
+FENCED = (values.STATE, values.LIST, values.TABLE, values.JOURNAL)
+"""The kinds of keys whose ballots have fences or epochs."""
 
 
 class Remains(NamedTuple):
@@ -220,5 +210,5 @@ def row_differences(key: str, rows: Mapping[int, Row]) -> Iterator[Difference]:
 
 def shown_key(key: str) -> str:
     """Return a key for people: `state cart/c-1`, `table cart`."""
-    kind, *names = key.split(SEPARATOR)
+    kind, *names = key.split(values.SEPARATOR)
     return f"{_WORDS.get(kind, kind)} {'/'.join(names)}"

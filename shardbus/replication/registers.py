@@ -37,38 +37,9 @@ from collections.abc import Iterable
 from typing import assert_never
 from zlib import crc32
 
+from shardbus.replication import messages as msg
 from shardbus.replication.data_rows import DataRows
 from shardbus.replication.journal_rows import JournalValue
-from shardbus.replication.messages import (
-    EMPTY,
-    ZERO,
-    AcceptChange,
-    AcceptValue,
-    Answer,
-    Ballot,
-    BucketRows,
-    ChangeRecord,
-    Gone,
-    ListChanges,
-    MergeValue,
-    No,
-    OtherBase,
-    PrepareBallot,
-    Promised,
-    PromiseRecord,
-    ReadRow,
-    Record,
-    Request,
-    Row,
-    RowShown,
-    ScanBucket,
-    TakeChange,
-    Taken,
-    ValueRecord,
-    Yes,
-    data_row,
-    merged,
-)
 from shardbus.replication.values import (
     BUCKETS,
     DATA,
@@ -93,7 +64,7 @@ from shardbus.replication.versions import (
 )
 
 MASK = 2**64 - 1
-YES = Yes()
+YES = msg.Yes()
 
 
 class Registers:
@@ -103,60 +74,62 @@ class Registers:
 
     def __init__(self, disk: int = -1) -> None:
         self.data = DataRows(disk)
-        self.rows: dict[str, Row] = {}
+        self.rows: dict[str, msg.Row] = {}
         self.digests = [0] * BUCKETS
         self._buckets: dict[int, set[str]] = {}
-        self._records: list[Record] = []
+        self._records: list[msg.Record] = []
         self._accepted_at: dict[str, float] = {}
 
-    def handle(self, request: Request, now: float) -> Answer:
+    def handle(self, request: msg.Request, now: float) -> msg.Answer:
         """Answer a request. `now`: seconds of a clock that only goes forward.
 
         Raises:
             TypeError: a change does not fit the value. Nothing changed.
         """
         match request:
-            case AcceptValue(key, ballot, value, age):
+            case msg.AcceptValue(key, ballot, value, age):
                 return self._accept(key, ballot, value, now - age)
-            case PrepareBallot(key, ballot):
+            case msg.PrepareBallot(key, ballot):
                 return self._prepare(key, ballot, now)
-            case ReadRow(key):
+            case msg.ReadRow(key):
                 row = self.row(key)
-                if row is EMPTY and key[0] == DATA:
+                if row is msg.EMPTY and key[0] == DATA:
                     row = self._dropped(key)
-                return RowShown(row.promise, row.ballot, row.value, self._age(key, now))
-            case TakeChange(key, change):
+                return msg.RowShown(row.promise, row.ballot, row.value, self._age(key, now))
+            case msg.TakeChange(key, change):
                 return self._take(key, change)
-            case MergeValue(key, value):
+            case msg.MergeValue(key, value):
                 return self._merge_value(key, value, settled=True)
-            case ListChanges():
+            case msg.ListChanges():
                 return self.data.changes(request)
-            case AcceptChange():
+            case msg.AcceptChange():
                 return self._change(request, now)
-            case ScanBucket(bucket, prefix):
+            case msg.ScanBucket(bucket, prefix):
                 keys = sorted(
                     key for key in self._buckets.get(bucket, ()) if key.startswith(prefix)
                 )
                 rows = ((key, self.rows[key]) for key in keys)
-                return BucketRows(tuple((k, row.ballot, is_there(row.value)) for k, row in rows))
+                return msg.BucketRows(
+                    tuple((k, row.ballot, is_there(row.value)) for k, row in rows)
+                )
             case _:
                 assert_never(request)
 
-    def row(self, key: str) -> Row:
+    def row(self, key: str) -> msg.Row:
         """Return the row of the key."""
-        return self.rows.get(key, EMPTY)
+        return self.rows.get(key, msg.EMPTY)
 
-    def content(self, bucket: int, now: float) -> tuple[tuple[str, Row, float], ...]:
+    def content(self, bucket: int, now: float) -> tuple[tuple[str, msg.Row, float], ...]:
         """Return the rows of a bucket, each with its key and its age, for another disk."""
         keys = sorted(self._buckets.get(bucket, ()))
         return tuple((key, self.rows[key], self._age(key, now)) for key in keys)
 
-    def take_records(self) -> list[Record]:
+    def take_records(self) -> list[msg.Record]:
         """Return the changes since the last call, for the log."""
         records, self._records = self._records, []
         return records
 
-    def replay(self, record: Record) -> None:
+    def replay(self, record: msg.Record) -> None:
         """Take a record of the disk's own log. Ages are not known any more.
 
         Raises:
@@ -164,11 +137,11 @@ class Registers:
         """
         row = self.row(record.key)
         match record:
-            case PromiseRecord(key, promise):
-                self._put(key, row, merged(row, Row(promise, ZERO, None)))
-            case ValueRecord(key, ballot, value):
-                self._put(key, row, merged(row, Row(ballot, ballot, value)))
-            case ChangeRecord(key, ballot, base, change):
+            case msg.PromiseRecord(key, promise):
+                self._put(key, row, msg.merged(row, msg.Row(promise, msg.ZERO, None)))
+            case msg.ValueRecord(key, ballot, value):
+                self._put(key, row, msg.merged(row, msg.Row(ballot, ballot, value)))
+            case msg.ChangeRecord(key, ballot, base, change):
                 if ballot <= row.ballot:
                     return
                 if base != row.ballot:
@@ -176,13 +149,13 @@ class Registers:
                         f"a change of {key!r} is of {base}, and the row at {row.ballot}"
                     )
                 self._put(
-                    key, row, Row(max(row.promise, ballot), ballot, changed(row.value, change))
+                    key, row, msg.Row(max(row.promise, ballot), ballot, changed(row.value, change))
                 )
             case _:
                 assert_never(record)
 
     def merge(
-        self, key: str, other: Row, now: float, age: float = 0.0, *, settled: bool = False
+        self, key: str, other: msg.Row, now: float, age: float = 0.0, *, settled: bool = False
     ) -> bool:
         """Merge the row of another disk: for repair, moves and restores. Its value is `age` seconds
         old there. `settled`: this disk has all rows of the partition (`data_rows`). Returns True if
@@ -191,14 +164,14 @@ class Registers:
         if isinstance(other.value, DataValue):
             self._merge_value(key, other.value, settled=settled)
             return self.row(key).ballot > row.ballot
-        after = merged(row, other)
+        after = msg.merged(row, other)
         is_newer = after.ballot > row.ballot
         if after.ballot > row.ballot:
             self._store(key, row, after, now - age)
-            self._records.append(ValueRecord(key, after.ballot, after.value))
+            self._records.append(msg.ValueRecord(key, after.ballot, after.value))
         if after.promise > max(row.promise, after.ballot):
             self._put(key, self.row(key), after)
-            self._records.append(PromiseRecord(key, after.promise))
+            self._records.append(msg.PromiseRecord(key, after.promise))
         return is_newer
 
     def remove_tombstones(self, bucket: int) -> None:
@@ -243,36 +216,36 @@ class Registers:
         assert dotless == {key for keys in self.data.tombstones.values() for key in keys}
         assert all(not covers(self._removed(key), values[key].clock) for key in dotless)
 
-    def _prepare(self, key: str, ballot: Ballot, now: float) -> Answer:
+    def _prepare(self, key: str, ballot: msg.Ballot, now: float) -> msg.Answer:
         row = self.row(key)
         if ballot < row.promise:
-            return No(row.promise)
+            return msg.No(row.promise)
         if ballot > row.promise:
             self._put(key, row, row._replace(promise=ballot))
-            self._records.append(PromiseRecord(key, ballot))
-        return Promised(row.promise, row.ballot, row.value, self._age(key, now))
+            self._records.append(msg.PromiseRecord(key, ballot))
+        return msg.Promised(row.promise, row.ballot, row.value, self._age(key, now))
 
-    def _accept(self, key: str, ballot: Ballot, value: Value, since: float) -> Answer:
-        row = self.rows.get(key, EMPTY)
+    def _accept(self, key: str, ballot: msg.Ballot, value: Value, since: float) -> msg.Answer:
+        row = self.rows.get(key, msg.EMPTY)
         if ballot < row.promise:
-            return No(row.promise)
+            return msg.No(row.promise)
         if ballot == row.ballot:
             return YES
-        self._store(key, row, Row(ballot, ballot, value), since)
-        self._records.append(ValueRecord(key, ballot, value))
+        self._store(key, row, msg.Row(ballot, ballot, value), since)
+        self._records.append(msg.ValueRecord(key, ballot, value))
         return YES
 
-    def _change(self, request: AcceptChange, now: float) -> Answer:
+    def _change(self, request: msg.AcceptChange, now: float) -> msg.Answer:
         key, ballot, base, change = request
         row = self.row(key)
         if ballot < row.promise:
-            return No(row.promise)
+            return msg.No(row.promise)
         if ballot == row.ballot:
             return YES
         if base != row.ballot:
-            return OtherBase(row.ballot)
-        self._store(key, row, Row(ballot, ballot, changed(row.value, change)), now)
-        self._records.append(ChangeRecord(key, ballot, base, change))
+            return msg.OtherBase(row.ballot)
+        self._store(key, row, msg.Row(ballot, ballot, changed(row.value, change)), now)
+        self._records.append(msg.ChangeRecord(key, ballot, base, change))
         return YES
 
     # -- replicated values
@@ -282,10 +255,10 @@ class Registers:
         row = self.rows.get(removed_key(bucket_of(key)))
         return row.value.clock if row is not None and isinstance(row.value, DataValue) else ()
 
-    def _dropped(self, key: str) -> Row:
+    def _dropped(self, key: str) -> msg.Row:
         """Return the row of a key that has none here."""
         removed = self._removed(key)
-        return data_row(DataValue(removed, ())) if removed else EMPTY
+        return msg.data_row(DataValue(removed, ())) if removed else msg.EMPTY
 
     def _value(self, key: str, *, settled: bool) -> DataValue:
         row = self.rows.get(key)
@@ -293,28 +266,28 @@ class Registers:
             return row.value if isinstance(row.value, DataValue) else NOTHING
         return DataValue(self._removed(key), ()) if settled and key[0] == DATA else NOTHING
 
-    def _take(self, key: str, change: DataChange) -> Taken | NotTaken:
+    def _take(self, key: str, change: DataChange) -> msg.Taken | NotTaken:
         step = taken(self._value(key, settled=True), self.data.disk, self.data.counter, change)
         if isinstance(step, NotTaken):
             return step
         self._store_value(key, step[0])
-        return Taken(step[0])
+        return msg.Taken(step[0])
 
-    def _merge_value(self, key: str, value: DataValue, *, settled: bool) -> Yes | Gone:
+    def _merge_value(self, key: str, value: DataValue, *, settled: bool) -> msg.Yes | msg.Gone:
         former = self._value(key, settled=settled)
         after = joined(former, value)
         if key not in self.rows and not after.dots:
             if value.dots:
-                return Gone()
+                return msg.Gone()
             if key[0] == DATA and covers(self._removed(key), value.clock):
                 return YES
         self._store_value(key, after)
         return YES
 
     def _store_value(self, key: str, value: DataValue) -> None:
-        row, after = self.row(key), data_row(value)
+        row, after = self.row(key), msg.data_row(value)
         if after.ballot != row.ballot:
-            self._records.append(ValueRecord(key, after.ballot, value))
+            self._records.append(msg.ValueRecord(key, after.ballot, value))
             self._put(key, row, after)
 
     def _drop_removed(self, bucket: int) -> None:
@@ -333,20 +306,20 @@ class Registers:
         self.digests[bucket] = (self.digests[bucket] - mark_of(key, row.ballot)) & MASK
         self.data.note(key, row, None)
 
-    def _store(self, key: str, row: Row, after: Row, since: float) -> None:
+    def _store(self, key: str, row: msg.Row, after: msg.Row, since: float) -> None:
         if key[0] == LEASE:
             if row.value == after.value:
                 since = min(since, self._accepted_at.get(key, since))
             self._accepted_at[key] = since
         self._put(key, row, after)
 
-    def _put(self, key: str, row: Row, after: Row) -> None:
+    def _put(self, key: str, row: msg.Row, after: msg.Row) -> None:
         bucket = bucket_of(key)
-        if row is EMPTY:
+        if row is msg.EMPTY:
             self._buckets.setdefault(bucket, set()).add(key)
         self.rows[key] = after
-        if row.ballot != after.ballot or row is EMPTY:
-            before = 0 if row is EMPTY else mark_of(key, row.ballot)
+        if row.ballot != after.ballot or row is msg.EMPTY:
+            before = 0 if row is msg.EMPTY else mark_of(key, row.ballot)
             self.digests[bucket] = (
                 self.digests[bucket] - before + mark_of(key, after.ballot)
             ) & MASK
@@ -376,10 +349,10 @@ def is_there(value: Value) -> bool:
             return value is not None
 
 
-def mark_of(key: str, ballot: Ballot) -> int:
+def mark_of(key: str, ballot: msg.Ballot) -> int:
     """Return the number that stands in a digest for a key at a ballot, 64 bits. A key that was only
     promised has 0: the disk has nothing to give."""
-    if ballot == ZERO:
+    if ballot == msg.ZERO:
         return 0
     fence, round_, session, k = ballot
     mixed = (

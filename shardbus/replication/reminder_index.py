@@ -48,19 +48,7 @@ from collections.abc import Mapping
 from heapq import nsmallest
 from typing import NamedTuple
 
-from shardbus.replication.values import (
-    NO_LIST,
-    Function,
-    ListChange,
-    ListValue,
-    OpenSave,
-    RemindersValue,
-    StateValue,
-    Unchanged,
-    Value,
-    Written,
-    changed,
-)
+from shardbus.replication import values
 
 
 class SettledSave(NamedTuple):
@@ -70,40 +58,44 @@ class SettledSave(NamedTuple):
     due: int
 
 
-def list_of(value: Value) -> ListValue:
+def list_of(value: values.Value) -> values.ListValue:
     """Return the list that is stored, or an empty one."""
-    return value if isinstance(value, ListValue) else NO_LIST
+    return value if isinstance(value, values.ListValue) else values.NO_LIST
 
 
-def intend(fences: Mapping[str, int], number: int, settled: Mapping[str, SettledSave]) -> Function:
+def intend(
+    fences: Mapping[str, int], number: int, settled: Mapping[str, SettledSave]
+) -> values.Function:
     """Open these entities, for saves under these fences, and settle others first. Result: the fence
     of the list. Entities with a lower fence are refused: they were not opened."""
 
-    def function(value: Value) -> Written | Unchanged:
+    def function(value: values.Value) -> values.Written | values.Unchanged:
         before = list_of(value)
         opened = tuple(
-            (entity_id, OpenSave(fence, number))
+            (entity_id, values.OpenSave(fence, number))
             for entity_id, fence in fences.items()
             if fence >= before.fence
         )
-        change = ListChange(before.fence, settled=_settled(before, settled), opened=opened)
+        change = values.ListChange(before.fence, settled=_settled(before, settled), opened=opened)
         return _written(value, before, change, before.fence)
 
     return function
 
 
-def settle(settled: Mapping[str, SettledSave]) -> Function:
+def settle(settled: Mapping[str, SettledSave]) -> values.Function:
     """Settle entities whose last intents these are. Result: None."""
 
-    def function(value: Value) -> Written | Unchanged:
+    def function(value: values.Value) -> values.Written | values.Unchanged:
         before = list_of(value)
-        change = ListChange(before.fence, settled=_settled(before, settled))
+        change = values.ListChange(before.fence, settled=_settled(before, settled))
         return _written(value, before, change, None)
 
     return function
 
 
-def _settled(before: ListValue, settled: Mapping[str, SettledSave]) -> tuple[tuple[str, int], ...]:
+def _settled(
+    before: values.ListValue, settled: Mapping[str, SettledSave]
+) -> tuple[tuple[str, int], ...]:
     saves = before.open
     return tuple(
         (entity_id, save.due)
@@ -113,15 +105,15 @@ def _settled(before: ListValue, settled: Mapping[str, SettledSave]) -> tuple[tup
 
 
 def _written(
-    value: Value, before: ListValue, change: ListChange, result: object
-) -> Written | Unchanged:
-    after = changed(value, change)
-    return Unchanged(result) if after == before else Written(after, result, change)
+    value: values.Value, before: values.ListValue, change: values.ListChange, result: object
+) -> values.Written | values.Unchanged:
+    after = values.changed(value, change)
+    return values.Unchanged(result) if after == before else values.Written(after, result, change)
 
 
-def due_of(state: Value, shard: str) -> int:
+def due_of(state: values.Value, shard: str) -> int:
     """Return when the row of a state says that the entity is due in a shard; 0 for never."""
-    reminders = state.reminders if isinstance(state, StateValue) else None
+    reminders = state.reminders if isinstance(state, values.StateValue) else None
     return reminders.due if reminders is not None and reminders.shard == shard else 0
 
 
@@ -134,8 +126,8 @@ def page(
 
 
 def reopened(
-    before: ListValue, reminders: Mapping[str, RemindersValue], number: int
-) -> ListValue | None:
+    before: values.ListValue, reminders: Mapping[str, values.RemindersValue], number: int
+) -> values.ListValue | None:
     """Return a list in which the entities are open of which it says other times than the rows of
     their states; None if there are none. `reminders`: of all entities of the shard. `number`: a
     random one."""
@@ -148,7 +140,7 @@ def reopened(
     ]
     if not differ:
         return None
-    opened = tuple((entity_id, OpenSave(-1, number)) for entity_id in differ)
-    after = changed(before, ListChange(before.fence, opened=opened))
-    assert isinstance(after, ListValue)
+    opened = tuple((entity_id, values.OpenSave(-1, number)) for entity_id in differ)
+    after = values.changed(before, values.ListChange(before.fence, opened=opened))
+    assert isinstance(after, values.ListValue)
     return after

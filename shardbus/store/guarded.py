@@ -26,12 +26,13 @@ Source: docs/how-to/own-store.md.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from inspect import isawaitable
+from functools import wraps
+from inspect import isawaitable, signature
 from operator import attrgetter
 from threading import Thread
-from typing import Any, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from shardbus.error_text import described, is_a, shown, text_of, type_name, written
 from shardbus.errors import ConfigError, StoreError, StoreUnavailable
@@ -41,10 +42,11 @@ from shardbus.store.journal_protocol import HasJournals
 from shardbus.store.outage import Outage
 from shardbus.store.placement import PlacingStore, RecordingStore
 from shardbus.store.protocol import (
-    Due,
     HasLanes,
     Lease,
     MeetsServers,
+    NewHomes,
+    ReminderStore,
     Save,
     StateStore,
     StoredTable,
@@ -66,8 +68,92 @@ CALLS_MAX = 10_000
 LATE = "has not returned"
 HINT = "the store is a plug-in: docs/how-to/own-store.md says what it must do"
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _Fits = Callable[[Any], bool]
 """Checks an answer."""
+
+
+def _anything(answer: object) -> bool:
+    return True
+
+
+def _is_bool(answer: object) -> bool:
+    return isinstance(answer, bool)
+
+
+def _is_bytes(answer: object) -> bool:
+    return isinstance(answer, bytes)
+
+
+def _is_text(answer: object) -> bool:
+    return isinstance(answer, str)
+
+
+def _is_lease(answer: object) -> bool:
+    return isinstance(answer, Lease)
+
+
+def _is_table(answer: object) -> bool:
+    if not isinstance(answer, StoredTable):
+        return False
+    found: Any = answer  # its contents may be of any type
+    rows: Any = found.homes.items()
+    return (
+        isinstance(found.epoch, int) and isinstance(found.layout, str) and all(map(_is_row, rows))
+    )
+
+
+def _is_row(row: Any) -> bool:
+    shard, (node, fence) = row
+    return isinstance(shard, str) and isinstance(node, NodeId) and isinstance(fence, int)
+
+
+def _is_due(answer: Any) -> bool:
+    due, entity_id = answer
+    return isinstance(due, int) and isinstance(entity_id, str)
+
+
+def _is_page(answer: Any) -> bool:
+    ids, cursor = answer
+    return _list_of(_is_text)(ids) and (cursor is None or isinstance(cursor, str))
+
+
+def _or_none(fits: _Fits) -> _Fits:
+    return lambda answer: answer is None or fits(answer)
+
+
+def _list_of(fits: _Fits, count: int | None = None) -> _Fits:
+    """Return a check for a list or tuple of fitting values, `count` of them."""
+    return lambda answer: (
+        isinstance(answer, list | tuple)
+        and (count is None or len(answer) == count)
+        and all(map(fits, answer))
+    )
+
+
+def _page(answer: Any) -> Any:
+    ids, cursor = answer
+    return list(ids), cursor
+
+
+def _forwards(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+    fits: _Fits = _anything,
+    result_of: Callable[[Any], Any] = lambda answer: answer,
+    within: float = 0.0,
+) -> Callable[Concatenate[GuardedStore, P], Coroutine[Any, Any, T]]:
+    """Return the method of the guard that calls this one of the store. `fits` checks the answer,
+    and `result_of` makes the result from it."""
+    name, parameters = method.__name__, signature(method)
+
+    @wraps(method)
+    async def forward(self: GuardedStore, /, *args: P.args, **named: P.kwargs) -> T:
+        bound = parameters.bind(self, *args, **named)
+        bound.apply_defaults()
+        return cast("T", result_of(await self._call(name, fits, *bound.args[1:], within=within)))
+
+    return forward
 
 
 class StoreThread:
@@ -218,30 +304,15 @@ class GuardedStore:
         """Return the text that names the store."""
         return cast("str", await self._call("identity", _is_text, known))
 
-    async def load_table(self, entity_type: str) -> StoredTable | None:
-        """Return the table of a type."""
-        found = await self._call("load_table", _or_none(_is_table), entity_type)
-        return cast("StoredTable | None", found)
+    load_table = _forwards(StateStore.load_table, _or_none(_is_table))
+    claim_epoch = _forwards(StateStore.claim_epoch, _is_table)
 
-    async def claim_epoch(self, entity_type: str, epoch: int, layout: str) -> StoredTable:
-        """Become the writer of a table."""
-        found = await self._call("claim_epoch", _is_table, entity_type, epoch, layout)
-        return cast("StoredTable", found)
-
-    async def write_homes(
-        self,
-        entity_type: str,
-        epoch: int,
-        homes: Mapping[str, tuple[NodeId, int] | None],
-        op_id: int,
-    ) -> None:
+    async def write_homes(self, entity_type: str, epoch: int, homes: NewHomes, op_id: int) -> None:
         """Set homes of shards."""
         await self._call("write_homes", _anything, entity_type, epoch, homes, op_id)
         self._outage.answered()
 
-    async def remove_table(self, entity_type: str) -> bool:
-        """Remove every home."""
-        return cast("bool", await self._call("remove_table", _is_bool, entity_type))
+    remove_table = _forwards(StateStore.remove_table, _is_bool)
 
     async def load_state(
         self, entity_type: str, shard: str, entity_id: str, fence: int
@@ -269,60 +340,21 @@ class GuardedStore:
             return answer
         return self._fault(method, f"answered a save with a {type_name(answer)}")
 
-    async def page_stored(
-        self, entity_type: str, prefix: str, cursor: str | None, limit: int
-    ) -> tuple[list[str], str | None]:
-        """Return ids of entities with a state."""
-        found = await self._call("page_stored", _is_page, entity_type, prefix, cursor, limit)
-        return list(found[0]), found[1]
+    page_stored = _forwards(StateStore.page_stored, _is_page, _page)
 
     async def read_states(self, entity_type: str, entity_ids: Sequence[str]) -> list[bytes | None]:
         """Return states."""
         fits = _list_of(_or_none(_is_bytes), len(entity_ids))
         return list(await self._call("read_states", fits, entity_type, entity_ids))
 
-    async def expire_states(
-        self, entity_type: str, entity_ids: Sequence[str], now: float, since: float
-    ) -> list[str]:
-        """Remove states of idle entities."""
-        args = (entity_type, entity_ids, now, since)
-        return list(await self._call("expire_states", _list_of(_is_text), *args))
-
-    async def add_remembered(
-        self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
-    ) -> None:
-        """Remember entities."""
-        await self._call("add_remembered", _anything, entity_type, shard, entity_ids, fence)
-
-    async def remove_remembered(
-        self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
-    ) -> None:
-        """Forget entities."""
-        await self._call("remove_remembered", _anything, entity_type, shard, entity_ids, fence)
-
-    async def page_remembered(
-        self, entity_type: str, shard: str, cursor: str | None, limit: int
-    ) -> tuple[list[str], str | None]:
-        """Return remembered entities."""
-        found = await self._call("page_remembered", _is_page, entity_type, shard, cursor, limit)
-        return list(found[0]), found[1]
-
-    async def remembered_shards(self, entity_type: str) -> list[str]:
-        """Return the shards that have remembered entities."""
-        return list(await self._call("remembered_shards", _list_of(_is_text), entity_type))
-
-    async def acquire_lease(self, name: str, owner: str, ttl: float) -> Lease | None:
-        """Get a lease if it is free."""
-        found = await self._call("acquire_lease", _or_none(_is_lease), name, owner, ttl)
-        return cast("Lease | None", found)
-
-    async def renew_lease(self, lease: Lease, ttl: float) -> bool:
-        """Extend a lease."""
-        return cast("bool", await self._call("renew_lease", _is_bool, lease, ttl))
-
-    async def release_lease(self, lease: Lease) -> None:
-        """Free a lease."""
-        await self._call("release_lease", _anything, lease)
+    expire_states = _forwards(StateStore.expire_states, _list_of(_is_text), list)
+    add_remembered = _forwards(StateStore.add_remembered)
+    remove_remembered = _forwards(StateStore.remove_remembered)
+    page_remembered = _forwards(StateStore.page_remembered, _is_page, _page)
+    remembered_shards = _forwards(StateStore.remembered_shards, _list_of(_is_text), list)
+    acquire_lease = _forwards(StateStore.acquire_lease, _or_none(_is_lease))
+    renew_lease = _forwards(StateStore.renew_lease, _is_bool)
+    release_lease = _forwards(StateStore.release_lease)
 
     # ---- optional abilities of a store
 
@@ -358,11 +390,8 @@ class GuardedStore:
             return 0
         return lane if isinstance(lane, int) else 0
 
-    async def _placed(
-        self, entity_type: str, layout: str, shard_of: Callable[[str], str] | None = None
-    ) -> str:
-        args = (entity_type, layout, shard_of)
-        return cast("str", await self._call("placed", _is_text, *args, within=START_S))
+    _placed = _forwards(PlacingStore.placed, _is_text, within=START_S)
+    _placement = _forwards(RecordingStore.placement, _is_text)
 
     async def _load_reminders(
         self, entity_type: str, shard: str, entity_ids: Sequence[str]
@@ -370,17 +399,8 @@ class GuardedStore:
         fits = _list_of(_or_none(_is_bytes), len(entity_ids))
         return list(await self._call("load_reminders", fits, entity_type, shard, entity_ids))
 
-    async def _page_due(
-        self, entity_type: str, shard: str, after: Due | None, limit: int
-    ) -> list[Due]:
-        fits = _list_of(_is_due)
-        return list(await self._call("page_due", fits, entity_type, shard, after, limit))
-
-    async def _due_shards(self, entity_type: str) -> list[str]:
-        return list(await self._call("due_shards", _list_of(_is_text), entity_type))
-
-    async def _placement(self, entity_type: str) -> str:
-        return cast("str", await self._call("placement", _is_text, entity_type))
+    _page_due = _forwards(ReminderStore.page_due, _list_of(_is_due), list)
+    _due_shards = _forwards(ReminderStore.due_shards, _list_of(_is_text), list)
 
 
 def _post(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> None:
@@ -395,61 +415,3 @@ def _holds(fits: _Fits, answer: object) -> bool:
         return bool(fits(answer))
     except Exception:
         return False
-
-
-def _anything(answer: object) -> bool:
-    return True
-
-
-def _is_bool(answer: object) -> bool:
-    return isinstance(answer, bool)
-
-
-def _is_bytes(answer: object) -> bool:
-    return isinstance(answer, bytes)
-
-
-def _is_text(answer: object) -> bool:
-    return isinstance(answer, str)
-
-
-def _is_lease(answer: object) -> bool:
-    return isinstance(answer, Lease)
-
-
-def _is_table(answer: object) -> bool:
-    if not isinstance(answer, StoredTable):
-        return False
-    found: Any = answer  # its contents may be of any type
-    rows: Any = found.homes.items()
-    return (
-        isinstance(found.epoch, int) and isinstance(found.layout, str) and all(map(_is_row, rows))
-    )
-
-
-def _is_row(row: Any) -> bool:
-    shard, (node, fence) = row
-    return isinstance(shard, str) and isinstance(node, NodeId) and isinstance(fence, int)
-
-
-def _is_due(answer: Any) -> bool:
-    due, entity_id = answer
-    return isinstance(due, int) and isinstance(entity_id, str)
-
-
-def _is_page(answer: Any) -> bool:
-    ids, cursor = answer
-    return _list_of(_is_text)(ids) and (cursor is None or isinstance(cursor, str))
-
-
-def _or_none(fits: _Fits) -> _Fits:
-    return lambda answer: answer is None or fits(answer)
-
-
-def _list_of(fits: _Fits, count: int | None = None) -> _Fits:
-    """Return a check for a list or tuple of fitting values, `count` of them."""
-    return lambda answer: (
-        isinstance(answer, list | tuple)
-        and (count is None or len(answer) == count)
-        and all(map(fits, answer))
-    )

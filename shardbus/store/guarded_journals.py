@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from shardbus.errors import StoreError
-from shardbus.store.journal_protocol import Append, JournalPage
+from shardbus.store.journal_protocol import Append, JournalPage, NamePage
 from shardbus.store.unended_writes import UnendedWrites
 
 
@@ -68,9 +68,7 @@ class GuardedJournals:
         args = (kind, shard, name, fence, upto, forget)
         await self._call("journals.trim", lambda answer: True, *args)
 
-    async def page(
-        self, kind: str, cursor: str | None, limit: int
-    ) -> tuple[list[tuple[str, str]], str | None]:
+    async def page(self, kind: str, cursor: str | None, limit: int) -> NamePage:
         """Return journals of a kind."""
         names, after = await self._call("journals.page", _is_page_of_names, kind, cursor, limit)
         return [(shard, name) for shard, name in names], after

@@ -39,6 +39,9 @@ PAGE_BYTES = 1024 * 1024
 TRIM_STEP = 10_000
 """Entries that are removed in one step, at most."""
 
+NamePage = tuple[list[tuple[str, str]], str | None]
+"""Journals, each a shard and a name, and the cursor of the next page, None at the end."""
+
 
 class Append(NamedTuple):
     """One append to one journal: at least one entry. The first fields, and the operation id, have
@@ -123,9 +126,7 @@ class JournalStore(Protocol):
             StaleFence: the stored fence is higher. Nothing was removed.
         """
 
-    async def page(
-        self, kind: str, cursor: str | None, limit: int
-    ) -> tuple[list[tuple[str, str]], str | None]:
+    async def page(self, kind: str, cursor: str | None, limit: int) -> NamePage:
         """Return about `limit` journals of a kind after the cursor, each with shard and name, and
         the next cursor, None at the end. A page may be empty before the end. A journal that exists
         all the time is in at least one page; pages may repeat one."""

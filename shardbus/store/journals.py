@@ -25,7 +25,7 @@ from shardbus.store.group_commit import (
     SaveObserver,
     op_ids,
 )
-from shardbus.store.journal_protocol import Append, JournalPage, JournalStore
+from shardbus.store.journal_protocol import Append, JournalPage, JournalStore, NamePage
 from shardbus.tasks.batch_answer import BatchAnswer
 
 T = TypeVar("T")
@@ -132,9 +132,7 @@ class Journals:
         """
         await self._noted(self._journals.trim(kind, shard, name, fence, upto, forget))
 
-    async def page(
-        self, kind: str, cursor: str | None = None, limit: int = PAGE
-    ) -> tuple[list[tuple[str, str]], str | None]:
+    async def page(self, kind: str, cursor: str | None = None, limit: int = PAGE) -> NamePage:
         """Return shards and names of journals, and the next cursor; see `JournalStore.page`."""
         return await self._noted(self._journals.page(kind, cursor, limit))
 

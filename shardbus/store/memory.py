@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 import msgspec
@@ -26,7 +26,16 @@ from shardbus.errors import (
 )
 from shardbus.ids import NodeId
 from shardbus.store.memory_journals import MemoryJournalRows, MemoryJournals
-from shardbus.store.protocol import Due, Lease, Reminders, Save, StoredTable, new_identity
+from shardbus.store.protocol import (
+    Due,
+    IdPage,
+    Lease,
+    NewHomes,
+    Reminders,
+    Save,
+    StoredTable,
+    new_identity,
+)
 from shardbus.store.rows import epoch_of, fence_of, table_of
 
 PLACE_DIGITS = 18
@@ -137,13 +146,7 @@ class MemoryStore:
         table.epoch, table.layout, table.claimer = epoch, layout, self
         return _stored(entity_type, table)
 
-    async def write_homes(
-        self,
-        entity_type: str,
-        epoch: int,
-        homes: Mapping[str, tuple[NodeId, int] | None],
-        op_id: int,
-    ) -> None:
+    async def write_homes(self, entity_type: str, epoch: int, homes: NewHomes, op_id: int) -> None:
         table = self._data().tables.get(entity_type)
         if table is None:
             raise StaleEpoch(entity_type, epoch, 0)
@@ -180,7 +183,7 @@ class MemoryStore:
 
     async def page_stored(
         self, entity_type: str, prefix: str, cursor: str | None, limit: int
-    ) -> tuple[list[str], str | None]:
+    ) -> IdPage:
         """As the protocol says. The cursor is a place in `states`, in which rows never move."""
         place = cursor or "0"
         if not (place.isascii() and place.isdigit() and len(place) <= PLACE_DIGITS):
@@ -231,7 +234,7 @@ class MemoryStore:
 
     async def page_remembered(
         self, entity_type: str, shard: str, cursor: str | None, limit: int
-    ) -> tuple[list[str], str | None]:
+    ) -> IdPage:
         entry = self._data().remembered.get((entity_type, shard))
         known = [] if entry is None else entry.entity_ids
         first = 0 if cursor is None else bisect_right(known, cursor)

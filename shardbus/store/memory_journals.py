@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from shardbus.errors import JournalConflict, StaleFence, StoreError
-from shardbus.store.journal_protocol import PAGE_BYTES, Append, JournalPage
+from shardbus.store.journal_protocol import PAGE_BYTES, Append, JournalPage, NamePage
 from shardbus.store.rows import fence_of
 
 
@@ -66,9 +66,7 @@ class MemoryJournals:
         if forget and not journal.entries:
             del rows[kind, name]
 
-    async def page(
-        self, kind: str, cursor: str | None, limit: int
-    ) -> tuple[list[tuple[str, str]], str | None]:
+    async def page(self, kind: str, cursor: str | None, limit: int) -> NamePage:
         """As the protocol says. The cursor is the last name."""
         rows = self._rows()
         names = sorted(name for journal_kind, name in rows if journal_kind == kind)

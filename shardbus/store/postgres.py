@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 from shardbus.errors import (
@@ -24,7 +24,6 @@ from shardbus.errors import (
     StoreError,
     StoreUnavailable,
 )
-from shardbus.ids import NodeId
 from shardbus.store import postgres_statements as sql
 from shardbus.store.clock import machine_clock
 from shardbus.store.load_group import Load, Loaded, LoadGroup
@@ -33,7 +32,7 @@ from shardbus.store.postgres_errors import trouble_of
 from shardbus.store.postgres_journals import PostgresJournals
 from shardbus.store.postgres_link import CREATE_S, PostgresLink, close_connection
 from shardbus.store.postgres_urls import PostgresConnection, PostgresUrl
-from shardbus.store.protocol import Due, Lease, Save, StoredTable, new_identity
+from shardbus.store.protocol import Due, IdPage, Lease, NewHomes, Save, StoredTable, new_identity
 from shardbus.store.repair import RawFence, RawTable
 from shardbus.store.rows import Row, check_fence, epoch_of, table_of
 from shardbus.store.server_clock import ServerClock, clock_offset, milliseconds
@@ -189,13 +188,7 @@ class PostgresStore:
                 return table_of(entity_type, epoch, layout, _homes(rows))
         raise self._contended("the table", entity_type)
 
-    async def write_homes(
-        self,
-        entity_type: str,
-        epoch: int,
-        homes: Mapping[str, tuple[NodeId, int] | None],
-        op_id: int,
-    ) -> None:
+    async def write_homes(self, entity_type: str, epoch: int, homes: NewHomes, op_id: int) -> None:
         key = (self._cluster, entity_type)
         shards = sorted(homes)
         nodes = [None if (home := homes[shard]) is None else str(home[0]) for shard in shards]
@@ -331,7 +324,7 @@ class PostgresStore:
 
     async def page_stored(
         self, entity_type: str, prefix: str, cursor: str | None, limit: int
-    ) -> tuple[list[str], str | None]:
+    ) -> IdPage:
         """As the protocol says. The cursor is the last id that was looked at."""
         begin = prefix if cursor is None else cursor
         rows = await self._link.call(
@@ -397,7 +390,7 @@ class PostgresStore:
 
     async def page_remembered(
         self, entity_type: str, shard: str, cursor: str | None, limit: int
-    ) -> tuple[list[str], str | None]:
+    ) -> IdPage:
         rows = await self._link.call(
             sql.PAGE_REMEMBERED, self._cluster, entity_type, shard, cursor or "", limit
         )

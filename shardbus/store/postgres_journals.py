@@ -12,7 +12,14 @@ import asyncpg  # type: ignore[import-untyped]
 
 from shardbus.errors import JournalConflict, StaleFence, StoreError, StoreUnavailable
 from shardbus.store import postgres_journal_statements as sql
-from shardbus.store.journal_protocol import PAGE_BYTES, TRIM_STEP, Append, JournalPage, page_of
+from shardbus.store.journal_protocol import (
+    PAGE_BYTES,
+    TRIM_STEP,
+    Append,
+    JournalPage,
+    NamePage,
+    page_of,
+)
 from shardbus.store.postgres_link import PostgresLink
 from shardbus.store.postgres_urls import PostgresConnection
 from shardbus.store.rows import check_fence
@@ -124,9 +131,7 @@ class PostgresJournals:
                 return
         raise self._contended("a journal", kind)
 
-    async def page(
-        self, kind: str, cursor: str | None, limit: int
-    ) -> tuple[list[tuple[str, str]], str | None]:
+    async def page(self, kind: str, cursor: str | None, limit: int) -> NamePage:
         """As the protocol says. The cursor is the last name."""
         rows = await self._link.call(sql.NAMES, self._cluster, kind, cursor or "", limit)
         page = [(row["shard"], row["name"]) for row in rows]

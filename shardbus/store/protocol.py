@@ -29,6 +29,11 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from shardbus.errors import StoreError
 from shardbus.ids import NodeId
 
+NewHomes = Mapping[str, tuple[NodeId, int] | None]
+"""New homes of shards, each a node and a fence. None: the shard has no home any more."""
+IdPage = tuple[list[str], str | None]
+"""Ids, and the cursor of the next page, None at the end."""
+
 
 @dataclass(frozen=True, slots=True)
 class StoredTable:
@@ -124,13 +129,7 @@ class StateStore(Protocol):
         """
         ...
 
-    async def write_homes(
-        self,
-        entity_type: str,
-        epoch: int,
-        homes: Mapping[str, tuple[NodeId, int] | None],
-        op_id: int,
-    ) -> None:
+    async def write_homes(self, entity_type: str, epoch: int, homes: NewHomes, op_id: int) -> None:
         """Set the homes of these shards (None: no home) in one atomic step.
 
         Raises:
@@ -167,7 +166,7 @@ class StateStore(Protocol):
 
     async def page_stored(
         self, entity_type: str, prefix: str, cursor: str | None, limit: int
-    ) -> tuple[list[str], str | None]:
+    ) -> IdPage:
         """Return about `limit` ids, after `cursor`, of entities that have a state and whose ids
         begin with `prefix`, and the next cursor, None at the end. A page may be empty before the
         end. An entity that has a state all the time is in at least one page; pages may repeat an
@@ -213,7 +212,7 @@ class StateStore(Protocol):
 
     async def page_remembered(
         self, entity_type: str, shard: str, cursor: str | None, limit: int
-    ) -> tuple[list[str], str | None]:
+    ) -> IdPage:
         """Return about `limit` remembered entities after `cursor`, and the next cursor, None at the
         end. An entity that is remembered all the time is in at least one page; pages may repeat an
         entity."""

@@ -39,7 +39,7 @@ from shardbus.errors import (
     StoreUnavailable,
 )
 from shardbus.guarded_log import GuardedLog
-from shardbus.ids import Address, NodeId
+from shardbus.ids import Address
 from shardbus.store import redis_scripts as scripts
 from shardbus.store.clock import machine_clock
 from shardbus.store.group_commit import QUICK_WRITERS, WRITERS, BeginSaves, SavesEnded
@@ -47,7 +47,7 @@ from shardbus.store.load_group import Load, Loaded, LoadGroup
 from shardbus.store.migration import Declared, Migration
 from shardbus.store.node_registry import RESERVED, SHARD
 from shardbus.store.placement import UNFINISHED, UNRECORDED, shard_function
-from shardbus.store.protocol import Due, Lease, Save, StoredTable, new_identity
+from shardbus.store.protocol import Due, IdPage, Lease, NewHomes, Save, StoredTable, new_identity
 from shardbus.store.redis_check import REPEAT_S
 from shardbus.store.redis_cluster import ClusterLink, ClusterMap
 from shardbus.store.redis_journals import RedisJournals
@@ -171,17 +171,18 @@ class RedisStore:
         Raises:
             ConfigError: they are, or are being moved.
         """
-        found = (await self._link.call(scripts.VERSION, (self._keys.probe,))).decode()
-        if not found or found == str(VERSION) or (found == "1" and self._accepts_older):
+        version = (await self._link.call(scripts.VERSION, (self._keys.probe,))).decode()
+        if not version or version == str(VERSION) or (version == "1" and self._accepts_older):
             return
         await self.close()
-        if found == "1":
+        if version == "1":
             raise ConfigError(
                 f"store.url: {self._shown} has its keys as an earlier release left them",
                 hint="stop all nodes and run `shardbus data migrate --store URL`",
             )
         raise ConfigError(
-            f"store.url: {self._shown} has keys of version {found:.20}, this release has {VERSION}",
+            f"store.url: {self._shown} has keys of version {version:.20},"
+            f" this release has {VERSION}",
             hint="use the release that wrote them, or a later one",
         )
 
@@ -214,8 +215,8 @@ class RedisStore:
 
     async def identity(self, known: str = "") -> str:
         text, force = known or new_identity(), "1" if known else "0"
-        found = await self._link.call(scripts.IDENTITY, (self._keys.probe,), text, force)
-        return str(found.decode(errors="replace"))
+        reply = await self._link.call(scripts.IDENTITY, (self._keys.probe,), text, force)
+        return str(reply.decode(errors="replace"))
 
     async def load_table(self, entity_type: str) -> StoredTable | None:
         reply = await self._link.call(scripts.LOAD_TABLE, self._keys.table(entity_type))
@@ -231,13 +232,7 @@ class RedisStore:
             raise LayoutDiffers(entity_type, layout, reply[1].decode(errors="replace"))
         return _table(entity_type, reply)
 
-    async def write_homes(
-        self,
-        entity_type: str,
-        epoch: int,
-        homes: Mapping[str, tuple[NodeId, int] | None],
-        op_id: int,
-    ) -> None:
+    async def write_homes(self, entity_type: str, epoch: int, homes: NewHomes, op_id: int) -> None:
         pairs: list[Value] = []
         for shard, home in homes.items():
             pairs += [shard, "" if home is None else f"{home[1]} {home[0]}"]
@@ -269,7 +264,7 @@ class RedisStore:
 
     async def _load_all(self, loads: Sequence[Load]) -> list[Loaded]:
         keys = [self._keys.entities(load[0], load[1]) + quoted(load.entity_id) for load in loads]
-        found: list[Loaded] = [None] * len(loads)
+        loaded: list[Loaded] = [None] * len(loads)
 
         async def load(part: list[int]) -> None:
             chosen = [keys[i] for i in part]
@@ -277,10 +272,10 @@ class RedisStore:
             fences = [_wide(loads[i].fence) for i in part]
             replies = await link.call(scripts.LOAD_STATES, chosen, *fences)
             for i, reply in zip(part, replies, strict=True):
-                found[i] = _loaded(loads[i], reply)
+                loaded[i] = _loaded(loads[i], reply)
 
-        await self._by_slot(load, keys, found)
-        return found
+        await self._by_slot(load, keys, loaded)
+        return loaded
 
     async def save_states(self, saves: Sequence[Save]) -> list[StoreError | None]:
         for fence in scripts.fences_of(saves):
@@ -318,15 +313,15 @@ class RedisStore:
 
     def _reminded_keys(self, saves: Sequence[Save], keys: Sequence[Value]) -> list[Value]:
         """Return the keys that SAVE_REMINDED takes. `keys`: of the entities."""
-        found: list[Value] = []
+        reminded: list[Value] = []
         of_shard: dict[tuple[str, str], tuple[str, str]] = {}
         for save, key in zip(saves, keys, strict=True):
             names = of_shard.get(save[:2])
             if names is None:
                 fence, _ = self._keys.remembered(*save[:2])
                 names = of_shard[save[:2]] = fence, self._keys.due(*save[:2])
-            found += (key, *names)
-        return found
+            reminded += (key, *names)
+        return reminded
 
     def _keys_of(self, saves: Sequence[Save]) -> list[Value]:
         """Return the key of each save."""
@@ -400,11 +395,11 @@ class RedisStore:
 
     def _free_link(self, key: Value) -> RedisLink | ClusterLink:
         """Return the first link that is not busy, the last one if all are."""
-        return next((one for one in self._links if not one.busy_for(key)), self._links[-1])
+        return next((link for link in self._links if not link.busy_for(key)), self._links[-1])
 
     async def page_stored(
         self, entity_type: str, prefix: str, cursor: str | None, limit: int
-    ) -> tuple[list[str], str | None]:
+    ) -> IdPage:
         pattern = self._keys.all_entities(entity_type, prefix)
         keys, after = await self.page_keys(pattern, cursor, limit)
         has: list[int] = []
@@ -427,29 +422,29 @@ class RedisStore:
 
     async def call_each(self, script: Script, keys: Sequence[str]) -> list[Any]:
         """Return a script's answer for each of these keys."""
-        found: list[Any] = [None] * len(keys)
+        answers: list[Any] = [None] * len(keys)
 
         async def call(part: list[int]) -> None:
             replies = await self._link.call(script, [keys[i] for i in part])
             for i, reply in zip(part, replies, strict=True):
-                found[i] = reply
+                answers[i] = reply
 
         if keys:
             await self._by_slot(call, keys)
-        return found
+        return answers
 
     async def placed(
         self, entity_type: str, layout: str, shard_of: Callable[[str], str] | None = None
     ) -> str:
         """Return the layout by which the states of a type are placed; see `PlacingStore`."""
         shard_of = shard_of or shard_function(layout)
-        found = await self.placement(entity_type)
-        if found != layout:
-            if found.startswith(UNFINISHED):
-                return found
+        recorded = await self.placement(entity_type)
+        if recorded != layout:
+            if recorded.startswith(UNFINISHED):
+                return recorded
             async for page in self._entity_keys(entity_type):
-                if page and found:
-                    return found
+                if page and recorded:
+                    return recorded
                 if page and not self._are_placed(page, shard_of):
                     return UNRECORDED
                 if page:
@@ -478,14 +473,17 @@ class RedisStore:
             self._shard_of[entity_type] = shard_function(layout)
         shard_of = self._shard_of[entity_type]
         if shard_of is not None:
-            return [self._keys.entity(entity_type, shard_of(one), one) for one in entity_ids]
-        found: dict[str, str] = {}
-        wanted = set(entity_ids)
+            return [
+                self._keys.entity(entity_type, shard_of(entity_id), entity_id)
+                for entity_id in entity_ids
+            ]
+        key_of: dict[str, str] = {}
+        missing = set(entity_ids)
         async for page in self._entity_keys(entity_type):
-            found |= {one: key for key in page if (one := self._id_of(key)) in wanted}
-            if len(found) == len(wanted):
+            key_of |= {entity_id: key for key in page if (entity_id := self._id_of(key)) in missing}
+            if len(key_of) == len(missing):
                 break
-        return [found.get(one) for one in entity_ids]
+        return [key_of.get(entity_id) for entity_id in entity_ids]
 
     async def expire_states(
         self, entity_type: str, entity_ids: Sequence[str], now: float, since: float
@@ -521,7 +519,7 @@ class RedisStore:
 
     async def page_remembered(
         self, entity_type: str, shard: str, cursor: str | None, limit: int
-    ) -> tuple[list[str], str | None]:
+    ) -> IdPage:
         _, key = self._keys.remembered(entity_type, shard)
         lowest = "-" if cursor is None else f"({cursor}"
         reply = await self._link.call(scripts.PAGE_REMEMBERED, (key,), lowest, limit)
@@ -550,8 +548,8 @@ class RedisStore:
     async def due_shards(self, entity_type: str) -> list[str]:
         shards = await self.remembered_shards(entity_type)
         keys = [self._keys.due(entity_type, shard) for shard in shards]
-        found = await self.call_each(scripts.ANY_DUE, keys)
-        return [shard for shard, has in zip(shards, found, strict=True) if has]
+        filled = await self.call_each(scripts.ANY_DUE, keys)
+        return [shard for shard, has in zip(shards, filled, strict=True) if has]
 
     async def acquire_lease(self, name: str, owner: str, ttl: float) -> Lease | None:
         counter = await self._link.call(
@@ -587,8 +585,8 @@ class RedisStore:
     async def raw_fences(self, entity_type: str) -> AsyncIterator[list[RawFence]]:
         shards = await self.remembered_shards(entity_type)
         lists = [self._keys.remembered(entity_type, shard)[0] for shard in shards]
-        found = zip(shards, lists, await self.call_each(scripts.FENCES, lists), strict=True)
-        yield [RawFence(f"list of shard {name[:60]!r}", key, v) for name, key, v in found if v]
+        listed = zip(shards, lists, await self.call_each(scripts.FENCES, lists), strict=True)
+        yield [RawFence(f"list of shard {name[:60]!r}", key, v) for name, key, v in listed if v]
         async for keys in self._entity_keys(entity_type):
             fences = await self.call_each(scripts.FENCES, keys)
             rows = zip(map(self._id_of, keys), keys, fences, strict=True)
@@ -604,9 +602,7 @@ class RedisStore:
             if cursor is None:
                 return
 
-    async def page_keys(
-        self, pattern: str, cursor: str | None, limit: int
-    ) -> tuple[list[str], str | None]:
+    async def page_keys(self, pattern: str, cursor: str | None, limit: int) -> IdPage:
         """Return keys of this pattern, and the next cursor, None at the end."""
         if not self._watch.running:
             raise StoreUnavailable(f"the store {self._shown} is not open")
@@ -619,13 +615,13 @@ class RedisStore:
 
     async def older_nodes(self) -> list[str]:
         key = self._keys.old_remembered(RESERVED, SHARD)
-        found: list[str] = []
+        nodes: list[str] = []
         lowest = "-"
         while lowest:
             page = await self._link.call(scripts.PAGE_REMEMBERED, (key,), lowest, CHUNK_KEYS)
-            found += [one.decode() for one in page]
-            lowest = f"({found[-1]}" if len(page) == CHUNK_KEYS else ""
-        return found
+            nodes += [node.decode() for node in page]
+            lowest = f"({nodes[-1]}" if len(page) == CHUNK_KEYS else ""
+        return nodes
 
     async def survey(self, declared: Mapping[str, Declared]) -> Migration:
         return await RedisMigration(self, self._keys, declared).survey()
@@ -703,13 +699,13 @@ def _loaded(load: Load, reply: bytes | list[bytes] | None) -> Loaded:
     return _stale(load, reply[0]) if isinstance(reply, list) else reply
 
 
-def _stale(one: Load | Save, stored: bytes) -> StoreError:
+def _stale(written: Load | Save, stored: bytes) -> StoreError:
     """Return the error for a stored fence that is higher, or damaged."""
     try:
-        fence = fence_of(one.entity_type, one.entity_id, stored)
+        fence = fence_of(written.entity_type, written.entity_id, stored)
     except StoreError as damaged:
         return damaged
-    return StaleFence(one.entity_type, one.entity_id, one.fence, fence)
+    return StaleFence(written.entity_type, written.entity_id, written.fence, fence)
 
 
 def _table(entity_type: str, reply: list[Any]) -> StoredTable:

@@ -13,7 +13,14 @@ from typing import Any
 from shardbus.errors import JournalConflict, StaleFence, StoreError
 from shardbus.store import redis_journal_scripts as scripts
 from shardbus.store.group_commit import BeginSaves, SavesEnded
-from shardbus.store.journal_protocol import PAGE_BYTES, TRIM_STEP, Append, JournalPage, page_of
+from shardbus.store.journal_protocol import (
+    PAGE_BYTES,
+    TRIM_STEP,
+    Append,
+    JournalPage,
+    NamePage,
+    page_of,
+)
 from shardbus.store.redis_cluster import ClusterLink
 from shardbus.store.redis_keys import RedisKeys
 from shardbus.store.redis_link import RedisLink
@@ -119,15 +126,13 @@ class RedisJournals:
             )
             _check_fence(more, kind, name, fence)
 
-    async def page(
-        self, kind: str, cursor: str | None, limit: int
-    ) -> tuple[list[tuple[str, str]], str | None]:
+    async def page(self, kind: str, cursor: str | None, limit: int) -> NamePage:
         keys, after = await self._page_keys(self._keys.all_journals(kind), cursor, limit)
         parsed = (self._keys.parse_journal(key) for key in keys)
-        return [(one.shard, one.name) for one in parsed if one is not None], after
+        return [(journal.shard, journal.name) for journal in parsed if journal is not None], after
 
-    def _key(self, one: Append) -> bytes:
-        return self._keys.journal(one.kind, one.shard, one.name).encode()
+    def _key(self, append: Append) -> bytes:
+        return self._keys.journal(append.kind, append.shard, append.name).encode()
 
 
 def _note_refused(
@@ -139,16 +144,16 @@ def _note_refused(
     """Note the answers of APPEND for these of the appends."""
     for place, cause, stored in zip(refused[::3], refused[1::3], refused[2::3], strict=True):
         i = part[place - 1]
-        one = appends[i]
+        append = appends[i]
         if cause == b"last":
-            answers[i] = JournalConflict(one.kind, one.name, one.after, int(stored))
+            answers[i] = JournalConflict(append.kind, append.name, append.after, int(stored))
             continue
         try:
-            fence = fence_of(one.kind, one.name, stored)
+            fence = fence_of(append.kind, append.name, stored)
         except StoreError as damaged:
             answers[i] = damaged
         else:
-            answers[i] = StaleFence(one.kind, one.name, one.fence, fence)
+            answers[i] = StaleFence(append.kind, append.name, append.fence, fence)
 
 
 def _check_fence(reply: Any, kind: str, name: str, fence: int) -> None:

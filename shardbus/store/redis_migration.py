@@ -20,6 +20,7 @@ from shardbus.store.migration import (
     unknown,
 )
 from shardbus.store.placement import UNFINISHED
+from shardbus.store.protocol import IdPage
 from shardbus.store.redis_keys import VERSION, EntityKey, RedisKeys
 from shardbus.store.redis_scripts import Script
 
@@ -43,9 +44,7 @@ class Servers(Protocol):
         """Return a script's answer for each of these keys."""
         ...
 
-    async def page_keys(
-        self, pattern: str, cursor: str | None, limit: int
-    ) -> tuple[list[str], str | None]:
+    async def page_keys(self, pattern: str, cursor: str | None, limit: int) -> IdPage:
         """Return keys of this pattern, and the next cursor."""
         ...
 
@@ -58,8 +57,9 @@ class RedisMigration:
 
     async def survey(self) -> Migration:
         """Count the keys in the wrong place."""
-        found = Migration()
-        found.version = (await self._servers.call(scripts.VERSION, (self._keys.probe,))).decode()
+        migration = Migration()
+        version = await self._servers.call(scripts.VERSION, (self._keys.probe,))
+        migration.version = version.decode()
         strange: list[str] = []
         async for page in self._pages():
             for key in page:
@@ -67,65 +67,66 @@ class RedisMigration:
                 name = self._keys.old_list_type(key) if parts is None else parts.entity_type
                 if name is None:
                     continue
-                if name not in found.types:
-                    found.types[name] = await self._type(name, strange)
-                one = found.types[name]
+                if name not in migration.types:
+                    migration.types[name] = await self._type(name, strange)
+                states = migration.types[name]
                 if parts is None:
-                    one.lists = len(await self._old_lists(name))
+                    states.lists = len(await self._old_lists(name))
                     continue
-                one.entities += 1
-                one.misplaced += one.shard_of is not None and self._place(one, key) != key
-        strange = [name for name in strange if found.types[name].entities]
+                states.entities += 1
+                states.misplaced += states.shard_of is not None and self._place(states, key) != key
+        strange = [name for name in strange if migration.types[name].entities]
         if strange:
             raise unknown(strange)
-        return found
+        return migration
 
     async def run(self, progress: Callable[[int, int], None]) -> Migration:
         """Move all states to their places."""
-        found = await self.survey()
-        total = found.left
-        for name, one in found.types.items():
-            if one.misplaced:
-                await self._record(name, UNFINISHED + one.layout)
-        for name, one in found.types.items():
-            if one.lists:
-                await self._move_lists(name, found)
-                progress(found.moved + found.lists, total)
+        migration = await self.survey()
+        total = migration.left
+        for name, states in migration.types.items():
+            if states.misplaced:
+                await self._record(name, UNFINISHED + states.layout)
+        for name, states in migration.types.items():
+            if states.lists:
+                await self._move_lists(name, migration)
+                progress(migration.moved + migration.lists, total)
         for _ in range(PASSES_MAX):
-            before = found.moved
+            before = migration.moved
             async for page in self._pages():
                 for first in range(0, len(page), SLICE):
-                    await self._move(page[first : first + SLICE], found)
-                    progress(found.moved + found.lists, max(total, found.moved + found.lists))
-            if found.moved == before:
+                    await self._move(page[first : first + SLICE], migration)
+                    done = migration.moved + migration.lists
+                    progress(done, max(total, done))
+            if migration.moved == before:
                 break
         else:
             raise StoreError(
                 f"states were in the wrong place after {PASSES_MAX} passes",
                 hint="end what else writes to this store, and run it again",
             )
-        for name, one in found.types.items():
-            if one.entities and not name.startswith("$"):
-                await self._record(name, one.layout)
+        for name, states in migration.types.items():
+            if states.entities and not name.startswith("$"):
+                await self._record(name, states.layout)
         await self._servers.call(scripts.SET_VERSION, (self._keys.probe,), str(VERSION))
-        return found
+        return migration
 
     async def _type(self, name: str, strange: list[str]) -> TypeStates:
-        one = TypeStates()
+        states = TypeStates()
         placed, table = await self._servers.call(scripts.LAYOUTS, self._keys.table(name)[:1])
-        one.was = "" if placed is None else placed.decode(errors="replace")
+        states.was = "" if placed is None else placed.decode(errors="replace")
         text = "" if table is None else table.decode(errors="replace")
-        if not settle(name, one, text, self._declared.get(name)):
+        if not settle(name, states, text, self._declared.get(name)):
             strange.append(name)
-        return one
+        return states
 
-    async def _move(self, keys: Sequence[str], found: Migration) -> None:
+    async def _move(self, keys: Sequence[str], migration: Migration) -> None:
         """Move the keys that are in the wrong place."""
         places: dict[str, str] = {}
         for key in keys:
             parts = self._parts(key)
-            one = None if parts is None else found.types.get(parts.entity_type)
-            if one is not None and (place := self._place(one, key)) != key:
+            states = None if parts is None else migration.types.get(parts.entity_type)
+            if states is not None and (place := self._place(states, key)) != key:
                 places[key] = place
         if not places:
             return
@@ -146,7 +147,7 @@ class RedisMigration:
                 for key, row in kept.items()
             )
         )
-        found.moved += sum(gone)
+        migration.moved += sum(gone)
 
     async def _move_due(self, key: str, place: str) -> None:
         """Move the entry of an entity from its former shard's index to its shard's index."""
@@ -163,7 +164,7 @@ class RedisMigration:
             await self._servers.call(scripts.ADD_DUE, (new,), entity_id, due)
             await self._servers.call(scripts.DROP_DUE, (old,), entity_id)
 
-    async def _move_lists(self, name: str, found: Migration) -> None:
+    async def _move_lists(self, name: str, migration: Migration) -> None:
         old = self._keys.old_shards(name)
         for shard, v in (await self._old_lists(name)).items():
             source = self._keys.old_remembered(name, shard)
@@ -179,7 +180,7 @@ class RedisMigration:
                 lowest = f"({page[-1].decode()}" if len(page) == LIST_PAGE else ""
             await self._servers.call(scripts.COPY, (fence,), v, b"v", v)
             await self._servers.call(scripts.DROP_LIST, (old, source), shard)
-            found.lists += 1
+            migration.lists += 1
 
     async def _old_lists(self, name: str) -> dict[str, bytes]:
         """Return the lists that version 1 has left, with their fences as far as it has stored
@@ -188,12 +189,12 @@ class RedisMigration:
         [flat] = await self._servers.call_each(scripts.READ_WHOLE, [old])
         return {shard.decode(): v for shard, v in zip(flat[::2], flat[1::2], strict=True)}
 
-    def _place(self, one: TypeStates, key: str) -> str:
+    def _place(self, states: TypeStates, key: str) -> str:
         """Return the key where an entity belongs."""
         parts = self._parts(key)
         assert parts is not None
-        assert one.shard_of is not None
-        shard = one.shard_of(parts.entity_id)
+        assert states.shard_of is not None
+        shard = states.shard_of(parts.entity_id)
         if parts.journal:
             return self._keys.journal(parts.entity_type, shard, parts.entity_id)
         return self._keys.entity(parts.entity_type, shard, parts.entity_id)

@@ -19,6 +19,7 @@ from typing import Any
 from redis.exceptions import RedisError, ResponseError
 
 from shardbus.errors import StoreError, StoreUnavailable
+from shardbus.store.protocol import IdPage
 
 SCAN_KEYS = 1000
 """Keys that the server looks at in one call."""
@@ -37,9 +38,7 @@ class KeyScan:
         self._timeout, self._one = timeout, one
         self._client: Any = None
 
-    async def page(
-        self, pattern: str, cursor: str | None, limit: int
-    ) -> tuple[list[str], str | None]:
+    async def page(self, pattern: str, cursor: str | None, limit: int) -> IdPage:
         """Return about `limit` keys after `cursor`, and the next cursor, None at the end.
 
         Raises:
@@ -61,9 +60,7 @@ class KeyScan:
             with contextlib.suppress(Exception):
                 await client.aclose()
 
-    async def _page(
-        self, pattern: str, cursor: str | None, limit: int
-    ) -> tuple[list[str], str | None]:
+    async def _page(self, pattern: str, cursor: str | None, limit: int) -> IdPage:
         if self._client is None:
             self._client = self._connect()
         nodes = await self._nodes()

@@ -151,6 +151,16 @@ def reading_script(source: str) -> Script:
     return Script(source, writes=False)
 
 
+def answer_of_each(expression: str, beginning: str = "") -> Script:
+    """Return a script that writes nothing, and returns this expression of each `key`."""
+    source = f"""{beginning}
+local found = {{}}
+for i, key in ipairs(KEYS) do found[i] = {expression} end
+return found
+"""
+    return Script(source, writes=False, join=_each)
+
+
 # KEYS table, homes; ARGV 3 epoch, 4 layout
 CLAIM_EPOCH = signed_script("""
 local t = redis.call('HMGET', KEYS[1], 'epoch', 'layout', 'claimer')
@@ -332,17 +342,7 @@ return stale
 )
 
 # KEYS entities. Returns the record of reminders of each, nil for one without.
-LOAD_REMINDERS = Script(
-    """
-local found = {}
-for i, key in ipairs(KEYS) do
-  found[i] = redis.call('HGET', key, 'rem')
-end
-return found
-""",
-    writes=False,
-    join=_each,
-)
+LOAD_REMINDERS = answer_of_each("redis.call('HGET', key, 'rem')")
 
 # KEYS due; ARGV 3 the time and 4 the id to begin after, 5 limit. Returns id and time in turn.
 PAGE_DUE = reading_script("""
@@ -368,17 +368,7 @@ return found
 """)
 
 # KEYS due of shards. Returns 1 for each that has entries.
-ANY_DUE = Script(
-    """
-local found = {}
-for i, key in ipairs(KEYS) do
-  found[i] = redis.call('EXISTS', key)
-end
-return found
-""",
-    writes=False,
-    join=_each,
-)
+ANY_DUE = answer_of_each("redis.call('EXISTS', key)")
 
 # KEYS lists; ARGV 3 a shard that is to have a list
 ADD_LIST = Script("return redis.call('HSET', KEYS[1], ARGV[3], '1')")
@@ -449,13 +439,11 @@ return 1
 )
 
 # KEYS lease; ARGV 3 owner, 4 counter
-RELEASE_LEASE = Script(
-    """
+RELEASE_LEASE = Script("""
 local held = redis.call('HMGET', KEYS[1], 'owner', 'counter')
 if held[1] == ARGV[3] and held[2] == ARGV[4] then redis.call('HDEL', KEYS[1], 'owner') end
 return 1
-"""
-)
+""")
 
 # A server that has nothing of this store gets the present version of its keys.
 _FRESH = """
@@ -505,30 +493,10 @@ return redis.call('HGET', KEYS[1], 'identity')
 )
 
 # KEYS entities. Returns 1 for each that has a state.
-HAVE_STATES = Script(
-    """
-local found = {}
-for i, key in ipairs(KEYS) do
-  found[i] = redis.call('HEXISTS', key, 'data')
-end
-return found
-""",
-    writes=False,
-    join=_each,
-)
+HAVE_STATES = answer_of_each("redis.call('HEXISTS', key, 'data')")
 
 # KEYS entities. Returns the state of each, nil for one without.
-ENTITY_STATES = Script(
-    """
-local found = {}
-for i, key in ipairs(KEYS) do
-  found[i] = redis.call('HGET', key, 'data')
-end
-return found
-""",
-    writes=False,
-    join=_each,
-)
+ENTITY_STATES = answer_of_each("redis.call('HGET', key, 'data')")
 
 # KEYS entities; ARGV 3 now, 4 since, in ms. `idle` is the time of the first call after the last
 # load or save, behind the `v` of that time; every load and save changes `v`. Returns the places of
@@ -559,17 +527,11 @@ return removed
 
 # KEYS entities or lists. Returns the fence of each, or all of `v` if that has another length than
 # written.
-FENCES = Script(
+FENCES = answer_of_each(
+    "fence_in(redis.call('HGET', key, 'v'))",
     """
-local found = {}
-for i, key in ipairs(KEYS) do
-  local v = redis.call('HGET', key, 'v')
-  found[i] = v and v:sub(1, (#v == 44 or #v == 60) and 19 or #v) or ''
-end
-return found
+local function fence_in(v) return v and v:sub(1, (#v == 44 or #v == 60) and 19 or #v) or '' end
 """,
-    writes=False,
-    join=_each,
 )
 
 # KEYS table, homes; ARGV 3 epoch, 4 layout, then the shards without a home
@@ -594,15 +556,7 @@ return {}
 # Migration. The cluster is stopped, too.
 
 # KEYS hashes. Returns the fields and values of each, in turn.
-READ_WHOLE = Script(
-    """
-local found = {}
-for i, key in ipairs(KEYS) do found[i] = redis.call('HGETALL', key) end
-return found
-""",
-    writes=False,
-    join=_each,
-)
+READ_WHOLE = answer_of_each("redis.call('HGETALL', key)")
 
 # KEYS a hash; ARGV 3 the `v` of its other copy, then the fields and values of that one. The copy
 # with the lower fence gives way.
@@ -645,8 +599,7 @@ return redis.call('HDEL', KEYS[1], ARGV[3])
 
 # KEYS a hash and a sorted set of its own. Runs every command that another script runs, and leaves
 # nothing behind.
-ACCESS = Script(
-    """
+ACCESS = Script("""
 redis.call('TIME')
 redis.call('HSET', KEYS[1], 'n', 1)
 redis.call('HINCRBY', KEYS[1], 'n', 1)
@@ -662,5 +615,4 @@ redis.call('ZADD', KEYS[2], 0, 'n')
 redis.call('ZRANGEBYLEX', KEYS[2], '-', '+')
 redis.call('ZREM', KEYS[2], 'n')
 return redis.call('DEL', KEYS[1], KEYS[2])
-"""
-)
+""")

@@ -45,7 +45,7 @@ from typing import NamedTuple
 
 from shardbus.errors import StaleFence, StoreError, StoreUnavailable
 from shardbus.guarded_log import GuardedLog
-from shardbus.ids import Address, NodeId
+from shardbus.ids import Address
 from shardbus.replication import functions
 from shardbus.replication.messages import Ballot, BucketRows, ScanBucket
 from shardbus.replication.proposer import (
@@ -89,7 +89,7 @@ from shardbus.replication.values import (
     table_key,
 )
 from shardbus.replication.values import BUCKETS_EACH as IN_PARTITION
-from shardbus.store.protocol import Due, Lease, Save, StoredTable, new_identity
+from shardbus.store.protocol import Due, IdPage, Lease, NewHomes, Save, StoredTable, new_identity
 from shardbus.store.replica_links import ReplicaLinks
 from shardbus.store.replicated_journals import ReplicatedJournals
 from shardbus.store.replicated_reminders import ReplicatedReminders
@@ -467,13 +467,7 @@ class ReplicatedStore:
         assert isinstance(table, TableValue)
         return _stored(entity_type, table)
 
-    async def write_homes(
-        self,
-        entity_type: str,
-        epoch: int,
-        homes: Mapping[str, tuple[NodeId, int] | None],
-        op_id: int,
-    ) -> None:
+    async def write_homes(self, entity_type: str, epoch: int, homes: NewHomes, op_id: int) -> None:
         function = functions.write_homes(entity_type, epoch, self._open().session, homes, op_id)
         await self._change(table_key(entity_type), epoch, function, RULER_PAUSE_S)
 
@@ -548,7 +542,7 @@ class ReplicatedStore:
 
     async def page_remembered(
         self, entity_type: str, shard: str, cursor: str | None, limit: int
-    ) -> tuple[list[str], str | None]:
+    ) -> IdPage:
         value = (await self._read(list_key(entity_type, shard))).value
         ids = value.entity_ids if isinstance(value, ListValue) else ()
         page = sorted(one for one in ids if cursor is None or one > cursor)[:limit]
@@ -586,15 +580,13 @@ class ReplicatedStore:
 
     async def page_stored(
         self, entity_type: str, prefix: str, cursor: str | None, limit: int
-    ) -> tuple[list[str], str | None]:
+    ) -> IdPage:
         """As the protocol says. The cursor is the number of a bucket."""
         start = state_key(entity_type, "")
         keys, following = await self._page_keys(start + prefix, cursor, limit)
         return [key.removeprefix(start) for key in keys], following
 
-    async def _page_keys(
-        self, prefix: str, cursor: str | None, limit: int
-    ) -> tuple[list[str], str | None]:
+    async def _page_keys(self, prefix: str, cursor: str | None, limit: int) -> IdPage:
         """Return about `limit` keys with this prefix whose values are there, and the next
         cursor."""
         place = cursor or "0"

@@ -33,7 +33,7 @@ from shardbus.replication.journal_rows import (
     free_slot,
 )
 from shardbus.replication.values import SEPARATOR, Function, Reading, block_key, journal_key
-from shardbus.store.journal_protocol import PAGE_BYTES, Append, JournalPage
+from shardbus.store.journal_protocol import PAGE_BYTES, Append, JournalPage, NamePage
 
 REMEMBERED_MAX = 10_000
 """Journals of which this object remembers that something is left to do, or done."""
@@ -179,9 +179,7 @@ class ReplicatedJournals:
         else:
             self._cleared.pop(journal, None)
 
-    async def page(
-        self, kind: str, cursor: str | None, limit: int
-    ) -> tuple[list[tuple[str, str]], str | None]:
+    async def page(self, kind: str, cursor: str | None, limit: int) -> NamePage:
         """As the protocol says. The cursor is the number of a bucket."""
         keys, following = await self._page(journal_key(kind, ""), cursor, limit)
         readings = await asyncio.gather(*map(self._read, keys))

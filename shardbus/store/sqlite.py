@@ -10,19 +10,43 @@ Source: docs/architecture.md; N.23.
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import wraps
 from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from shardbus.errors import StoreError
-from shardbus.ids import NodeId
 from shardbus.store.clock import machine_clock
-from shardbus.store.protocol import Due, Lease, Save, StoredTable, new_identity
-from shardbus.store.repair import RawFence, RawTable
+from shardbus.store.protocol import Lease, new_identity
+from shardbus.store.repair import RawFence
 from shardbus.store.sqlite_journals import SqliteJournals
+from shardbus.store.sqlite_steps import Steps
 from shardbus.store.sqlite_worker import SqliteWorker
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 PAGE = 10_000
 """Fences that are read in one step of a repair."""
+
+
+def _runs(
+    step: Callable[Concatenate[Steps, P], T], *, writes: bool = True
+) -> Callable[Concatenate[SqliteStore, P], Coroutine[Any, Any, T]]:
+    """Return the method of the store that runs this step in the thread of the file, with copies of
+    the caller's lists."""
+    run: Callable[..., T] = step
+
+    @wraps(step)
+    async def method(self: SqliteStore, /, *args: P.args, **options: P.kwargs) -> T:
+        copies = [_copied(argument) for argument in args]
+        return await self._worker.call(lambda steps: run(steps, *copies, **options), writes=writes)
+
+    return method
+
+
+def _copied(argument: object) -> object:
+    """Return an argument that its caller cannot change while the thread reads it."""
+    return argument.copy() if isinstance(argument, list | dict) else argument
 
 
 class SqliteStore:
@@ -67,101 +91,6 @@ class SqliteStore:
         fresh = new_identity()
         return await self._worker.call(lambda steps: steps.identity(known, fresh))
 
-    async def load_table(self, entity_type: str) -> StoredTable | None:
-        return await self._worker.call(lambda steps: steps.load_table(entity_type), writes=False)
-
-    async def claim_epoch(self, entity_type: str, epoch: int, layout: str) -> StoredTable:
-        return await self._worker.call(lambda steps: steps.claim_epoch(entity_type, epoch, layout))
-
-    async def write_homes(
-        self,
-        entity_type: str,
-        epoch: int,
-        homes: Mapping[str, tuple[NodeId, int] | None],
-        op_id: int,
-    ) -> None:
-        kept = dict(homes)
-        await self._worker.call(lambda steps: steps.write_homes(entity_type, epoch, kept, op_id))
-
-    async def remove_table(self, entity_type: str) -> bool:
-        return await self._worker.call(lambda steps: steps.remove_table(entity_type))
-
-    async def load_state(
-        self, entity_type: str, shard: str, entity_id: str, fence: int
-    ) -> bytes | None:
-        return await self._worker.call(
-            lambda steps: steps.load_state(entity_type, entity_id, fence)
-        )
-
-    async def save_states(self, saves: Sequence[Save]) -> list[StoreError | None]:
-        kept = tuple(saves)
-        return await self._worker.call(lambda steps: steps.save_states(kept))
-
-    async def page_stored(
-        self, entity_type: str, prefix: str, cursor: str | None, limit: int
-    ) -> tuple[list[str], str | None]:
-        return await self._worker.call(
-            lambda steps: steps.page_stored(entity_type, prefix, cursor, limit), writes=False
-        )
-
-    async def read_states(self, entity_type: str, entity_ids: Sequence[str]) -> list[bytes | None]:
-        kept = tuple(entity_ids)
-        return await self._worker.call(
-            lambda steps: steps.read_states(entity_type, kept), writes=False
-        )
-
-    async def expire_states(
-        self, entity_type: str, entity_ids: Sequence[str], now: float, since: float
-    ) -> list[str]:
-        kept = tuple(entity_ids)
-        return await self._worker.call(
-            lambda steps: steps.expire_states(entity_type, kept, now, since)
-        )
-
-    async def add_remembered(
-        self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
-    ) -> None:
-        kept = tuple(entity_ids)
-        await self._worker.call(lambda steps: steps.add_remembered(entity_type, shard, kept, fence))
-
-    async def remove_remembered(
-        self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
-    ) -> None:
-        kept = tuple(entity_ids)
-        await self._worker.call(
-            lambda steps: steps.remove_remembered(entity_type, shard, kept, fence)
-        )
-
-    async def page_remembered(
-        self, entity_type: str, shard: str, cursor: str | None, limit: int
-    ) -> tuple[list[str], str | None]:
-        return await self._worker.call(
-            lambda steps: steps.page_remembered(entity_type, shard, cursor, limit), writes=False
-        )
-
-    async def remembered_shards(self, entity_type: str) -> list[str]:
-        return await self._worker.call(
-            lambda steps: steps.remembered_shards(entity_type), writes=False
-        )
-
-    async def load_reminders(
-        self, entity_type: str, shard: str, entity_ids: Sequence[str]
-    ) -> list[bytes | None]:
-        kept = tuple(entity_ids)
-        return await self._worker.call(
-            lambda steps: steps.load_reminders(entity_type, kept), writes=False
-        )
-
-    async def page_due(
-        self, entity_type: str, shard: str, after: Due | None, limit: int
-    ) -> list[Due]:
-        return await self._worker.call(
-            lambda steps: steps.page_due(entity_type, shard, after, limit), writes=False
-        )
-
-    async def due_shards(self, entity_type: str) -> list[str]:
-        return await self._worker.call(lambda steps: steps.due_shards(entity_type), writes=False)
-
     async def acquire_lease(self, name: str, owner: str, ttl: float) -> Lease | None:
         return await self._worker.call(
             lambda steps: steps.acquire_lease(name, owner, ttl, self._clock())
@@ -170,11 +99,31 @@ class SqliteStore:
     async def renew_lease(self, lease: Lease, ttl: float) -> bool:
         return await self._worker.call(lambda steps: steps.renew_lease(lease, ttl, self._clock()))
 
-    async def release_lease(self, lease: Lease) -> None:
-        await self._worker.call(lambda steps: steps.release_lease(lease))
+    release_lease = _runs(Steps.release_lease)
 
-    async def raw_table(self, entity_type: str) -> RawTable | None:
-        return await self._worker.call(lambda steps: steps.raw_table(entity_type), writes=False)
+    load_table = _runs(Steps.load_table, writes=False)
+    claim_epoch = _runs(Steps.claim_epoch)
+    write_homes = _runs(Steps.write_homes)
+    remove_table = _runs(Steps.remove_table)
+
+    load_state = _runs(Steps.load_state)
+    save_states = _runs(Steps.save_states)
+    page_stored = _runs(Steps.page_stored, writes=False)
+    read_states = _runs(Steps.read_states, writes=False)
+    expire_states = _runs(Steps.expire_states)
+
+    add_remembered = _runs(Steps.add_remembered)
+    remove_remembered = _runs(Steps.remove_remembered)
+    page_remembered = _runs(Steps.page_remembered, writes=False)
+    remembered_shards = _runs(Steps.remembered_shards, writes=False)
+
+    load_reminders = _runs(Steps.load_reminders, writes=False)
+    page_due = _runs(Steps.page_due, writes=False)
+    due_shards = _runs(Steps.due_shards, writes=False)
+
+    raw_table = _runs(Steps.raw_table, writes=False)
+    mend_table = _runs(Steps.mend_table)
+    mend_fences = _runs(Steps.mend_fences)
 
     async def raw_fences(self, entity_type: str) -> AsyncIterator[list[RawFence]]:
         yield await self._worker.call(
@@ -188,13 +137,3 @@ class SqliteStore:
             )
             after = page[-1].key if page else after
             yield page
-
-    async def mend_table(
-        self, entity_type: str, epoch: int, layout: str, gone: Sequence[object]
-    ) -> None:
-        kept = tuple(gone)
-        await self._worker.call(lambda steps: steps.mend_table(entity_type, epoch, layout, kept))
-
-    async def mend_fences(self, entity_type: str, fences: Sequence[RawFence], fence: int) -> None:
-        kept = tuple(fences)
-        await self._worker.call(lambda steps: steps.mend_fences(entity_type, kept, fence))

@@ -9,7 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardbus.errors import JournalConflict, StaleFence, StoreError
-from shardbus.store.journal_protocol import PAGE_BYTES, TRIM_STEP, Append, JournalPage, page_of
+from shardbus.store.journal_protocol import (
+    PAGE_BYTES,
+    TRIM_STEP,
+    Append,
+    JournalPage,
+    NamePage,
+    page_of,
+)
 from shardbus.store.rows import fence_of
 from shardbus.store.sqlite_steps import Steps
 from shardbus.store.sqlite_worker import SqliteWorker
@@ -59,9 +66,7 @@ class SqliteJournals:
         ):
             pass
 
-    async def page(
-        self, kind: str, cursor: str | None, limit: int
-    ) -> tuple[list[tuple[str, str]], str | None]:
+    async def page(self, kind: str, cursor: str | None, limit: int) -> NamePage:
         """As the protocol says. The cursor is the last name."""
         page = await self._worker.call(
             lambda steps: steps.db.execute(

@@ -14,14 +14,13 @@ Source: docs/architecture.md; N.6.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
 from shardbus.errors import ConfigError, LayoutDiffers, StaleEpoch, StaleFence, StoreError
-from shardbus.ids import NodeId
-from shardbus.store.protocol import Due, Lease, Reminders, Save, StoredTable
+from shardbus.store.protocol import Due, IdPage, Lease, NewHomes, Reminders, Save, StoredTable
 from shardbus.store.repair import RawFence, RawTable
 from shardbus.store.rows import epoch_of, fence_of, table_of
 
@@ -177,13 +176,7 @@ class Steps(msgspec.Struct, frozen=True):
         if stored_layout != layout and self._row(ANY_HOME, entity_type) is not None:
             raise LayoutDiffers(entity_type, layout, stored_layout)
 
-    def write_homes(
-        self,
-        entity_type: str,
-        epoch: int,
-        homes: Mapping[str, tuple[NodeId, int] | None],
-        op_id: int,
-    ) -> None:
+    def write_homes(self, entity_type: str, epoch: int, homes: NewHomes, op_id: int) -> None:
         stored, _, claimer, applied = self._row(TABLE, entity_type) or (0, "", "", None)
         if applied == op_id:
             return
@@ -207,7 +200,7 @@ class Steps(msgspec.Struct, frozen=True):
         gone = self.db.execute("DELETE FROM home WHERE cluster = ? AND type = ?", key)
         return gone.rowcount > 0
 
-    def load_state(self, entity_type: str, entity_id: str, fence: int) -> bytes | None:
+    def load_state(self, entity_type: str, shard: str, entity_id: str, fence: int) -> bytes | None:
         key = (self.cluster, entity_type, entity_id)
         row = self.db.execute(
             "SELECT fence, data, rowid FROM entity WHERE cluster = ? AND type = ? AND id = ?", key
@@ -271,7 +264,9 @@ class Steps(msgspec.Struct, frozen=True):
         else:
             self.db.execute("DELETE FROM reminder WHERE cluster = ? AND type = ? AND id = ?", key)
 
-    def load_reminders(self, entity_type: str, entity_ids: Sequence[str]) -> list[bytes | None]:
+    def load_reminders(
+        self, entity_type: str, shard: str, entity_ids: Sequence[str]
+    ) -> list[bytes | None]:
         found: list[bytes | None] = []
         for entity_id in entity_ids:
             row = self.db.execute(RECORD, (self.cluster, entity_type, entity_id)).fetchone()
@@ -286,9 +281,7 @@ class Steps(msgspec.Struct, frozen=True):
     def due_shards(self, entity_type: str) -> list[str]:
         return [shard for (shard,) in self.db.execute(DUE_SHARDS, (self.cluster, entity_type))]
 
-    def page_stored(
-        self, entity_type: str, prefix: str, cursor: str | None, limit: int
-    ) -> tuple[list[str], str | None]:
+    def page_stored(self, entity_type: str, prefix: str, cursor: str | None, limit: int) -> IdPage:
         """As the protocol says. The cursor is the last id that was looked at."""
         above, after = (">=", prefix) if cursor is None else (">", cursor)
         key = (self.cluster, entity_type, after, limit)
@@ -345,7 +338,7 @@ class Steps(msgspec.Struct, frozen=True):
 
     def page_remembered(
         self, entity_type: str, shard: str, cursor: str | None, limit: int
-    ) -> tuple[list[str], str | None]:
+    ) -> IdPage:
         rows = self.db.execute(
             "SELECT id FROM remembered WHERE cluster = ? AND type = ? AND shard = ? AND id > ?"
             " ORDER BY id LIMIT ?",

@@ -18,7 +18,7 @@ from shardbus.client.asynchronous import AsyncClient
 from shardbus.config.loading import for_types, load, nested_at
 from shardbus.config.options import checked_seconds
 from shardbus.config.settings import Settings
-from shardbus.entities.entity_type import EntityType
+from shardbus.entities.entity_type import EntityType, EntityTypes
 from shardbus.errors import ConfigError
 from shardbus.membership.events import Quarantine
 from shardbus.membership.member import Status
@@ -254,22 +254,14 @@ class TestCluster:
         return await self._virtually(self._add(name, app, settings or {}, types))
 
     async def _add(
-        self,
-        name: str | None,
-        bus: ShardBus,
-        settings: Mapping[str, object],
-        types: Mapping[str, EntityType],
+        self, name: str | None, bus: ShardBus, settings: Mapping[str, object], types: EntityTypes
     ) -> TestNode:
         node = await self._start_node(name, bus, settings, types)
         await self._until(lambda: node.up, WITHIN_S, f"{node.name} is not up")
         return node
 
     async def _start_node(
-        self,
-        name: str | None,
-        bus: ShardBus,
-        given: Mapping[str, object],
-        types: Mapping[str, EntityType],
+        self, name: str | None, bus: ShardBus, given: Mapping[str, object], types: EntityTypes
     ) -> TestNode:
         if name is None:
             self._names += 1

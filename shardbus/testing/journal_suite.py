@@ -29,8 +29,8 @@ from shardbus.store.journal_protocol import (
     JournalStore,
     journals_of,
 )
-from shardbus.store.protocol import Save
-from shardbus.testing.store_suite import HUGE, NASTY_IDS, StoreFactory
+from shardbus.store.protocol import Save, StateStore
+from shardbus.testing.store_suite import HUGE, NASTY_IDS, StoreFactory, cancel_some, started
 
 HIGH = 2**62
 """A fence above the tests' fences."""
@@ -85,6 +85,12 @@ def kinds(outcomes: Sequence[StoreError | None]) -> list[type]:
     return [type(outcome) for outcome in outcomes]
 
 
+def _journals_of(store: StateStore) -> JournalStore:
+    journals = journals_of(store)
+    assert journals is not None
+    return journals
+
+
 class JournalSuite:
     """The tests. Subclass it, and give it a `store_factory`."""
 
@@ -98,22 +104,14 @@ class JournalSuite:
     @pytest_asyncio.fixture
     async def journals(self, store_factory: StoreFactory) -> AsyncIterator[JournalStore]:
         """Return the journals of a started store."""
-        store = store_factory()
-        await store.start()
-        found = journals_of(store)
-        assert found is not None
-        yield found
-        await store.close()
+        async with started(store_factory) as store:
+            yield _journals_of(store)
 
     @pytest_asyncio.fixture
     async def others(self, store_factory: StoreFactory) -> AsyncIterator[JournalStore]:
         """Return the journals of another store with the same data."""
-        store = store_factory()
-        await store.start()
-        found = journals_of(store)
-        assert found is not None
-        yield found
-        await store.close()
+        async with started(store_factory) as store:
+            yield _journals_of(store)
 
     # Entries
 
@@ -424,26 +422,16 @@ class JournalSuite:
             assert await whole(journals, name) == [*page.entries, b"late"]
 
     async def test_a_cancelled_call_never_mixes_answers(self, journals: JournalStore) -> None:
-        dice = random.Random(7)
         await journals.append([append(f"e-{n}", 0, b"%d" % n) for n in range(1, 101)])
 
         async def check(n: int) -> None:
             assert (await read(journals, f"e-{n}")).entries == [b"%d" % n]
 
-        for _ in range(40):
-            tasks = [asyncio.create_task(check(dice.randint(1, 100))) for _ in range(5)]
-            for _ in range(dice.randint(0, 4)):
-                await asyncio.sleep(0)
-            for task in dice.sample(tasks, 3):
-                task.cancel()
-            for outcome in await asyncio.gather(*tasks, return_exceptions=True):
-                assert outcome is None or isinstance(outcome, asyncio.CancelledError)
-        await check(42)
+        await cancel_some(check, 40)
 
     async def test_a_closed_store_is_unavailable(self, store_factory: StoreFactory) -> None:
         store = store_factory()
-        journals = journals_of(store)
-        assert journals is not None
+        journals = _journals_of(store)
         with pytest.raises(StoreUnavailable):
             await journals.read("account", "7", "a", 0, 10)
         await store.start()

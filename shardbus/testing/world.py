@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from random import Random
@@ -22,7 +21,7 @@ from shardbus.app import ShardBus
 from shardbus.cluster import RunningNode
 from shardbus.config.settings import Settings
 from shardbus.entities.activation import Activation
-from shardbus.entities.entity_type import EntityType
+from shardbus.entities.entity_type import EntityTypes
 from shardbus.errors import LocalProtocolError
 from shardbus.membership import events as ev
 from shardbus.node.node import Node
@@ -79,11 +78,7 @@ class AppNode(SimNode):
     world: ClusterWorld
 
     def __init__(
-        self,
-        world: ClusterWorld,
-        settings: Settings,
-        bus: ShardBus,
-        types: Mapping[str, EntityType],
+        self, world: ClusterWorld, settings: Settings, bus: ShardBus, types: EntityTypes
     ) -> None:
         self.bus = bus
         super().__init__(world, settings.node.host, 1.0, settings, types)
@@ -143,7 +138,7 @@ class ClusterWorld(NodeWorld):
         return WALL_BEGINNING + self.now - BEGINNING
 
     def start_node(
-        self, name: str, settings: Settings, bus: ShardBus, types: Mapping[str, EntityType]
+        self, name: str, settings: Settings, bus: ShardBus, types: EntityTypes
     ) -> AppNode:
         """Start a node that joins by the nodes that run; the first one founds the cluster.
 

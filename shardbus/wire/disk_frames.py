@@ -14,15 +14,8 @@ from typing import Any, NamedTuple, assert_never
 
 import msgspec
 
+from shardbus.replication import messages as msg
 from shardbus.replication.disk_life import DiskKnown
-from shardbus.replication.messages import (
-    Ballot,
-    ChangeRecord,
-    PromiseRecord,
-    Record,
-    Row,
-    ValueRecord,
-)
 from shardbus.replication.moves import (
     BucketContent,
     DiskAnswer,
@@ -59,9 +52,9 @@ class DiskState(msgspec.Struct, array_like=True, frozen=True):
 
 
 class _Turn(msgspec.Struct, array_like=True):
-    values: list[tuple[str, Ballot, Any]]
-    changes: list[tuple[str, Ballot, Ballot, Any]] = []
-    promises: list[PromiseRecord] = []
+    values: list[tuple[str, msg.Ballot, Any]]
+    changes: list[tuple[str, msg.Ballot, msg.Ballot, Any]] = []
+    promises: list[msg.PromiseRecord] = []
     state: DiskState | None = None
     compacted: int = 0
     places: list[PlaceRecord] = []
@@ -85,11 +78,11 @@ def encode_turn(turn: LogTurn) -> bytes:
     out = _Turn([], [], [], turn.state, turn.compacted, [], [])
     for record in turn.records:
         match record:
-            case ValueRecord():
+            case msg.ValueRecord():
                 out.values.append(record)
-            case PromiseRecord():
+            case msg.PromiseRecord():
                 out.promises.append(record)
-            case ChangeRecord():
+            case msg.ChangeRecord():
                 out.changes.append(record)
             case PlaceRecord():
                 out.places.append(record)
@@ -108,11 +101,11 @@ def decode_turn(body: bytes | memoryview) -> LogTurn:
         msgspec.MsgspecError: the log is of a version that this one does not read.
     """
     turn = _read_turn(body)
-    records: list[Record] = [
-        ValueRecord(key, ballot, value_of(key, raw)) for key, ballot, raw in turn.values
+    records: list[msg.Record] = [
+        msg.ValueRecord(key, ballot, value_of(key, raw)) for key, ballot, raw in turn.values
     ]
     records += [
-        ChangeRecord(key, ballot, base, change_of(key, raw))
+        msg.ChangeRecord(key, ballot, base, change_of(key, raw))
         for key, ballot, base, raw in turn.changes
     ]
     records += turn.promises
@@ -178,7 +171,7 @@ class _RawContent(NamedTuple):
     disk: int
     ring: int
     bucket: int
-    rows: list[tuple[str, tuple[Ballot, Ballot, Any], float]]
+    rows: list[tuple[str, tuple[msg.Ballot, msg.Ballot, Any], float]]
     complete: bool
 
 
@@ -194,7 +187,7 @@ def decode_disk_answer(body: bytes) -> tuple[int, DiskAnswer]:
         case [int(disk), str(kind), *fields] if kind == BUCKET:
             raw = msgspec.convert(fields, _RawContent)
             rows = tuple(
-                (key, Row(promise, ballot, value_of(key, value)), age)
+                (key, msg.Row(promise, ballot, value_of(key, value)), age)
                 for key, (promise, ballot, value), age in raw.rows
             )
             return disk, BucketContent(raw.disk, raw.ring, raw.bucket, rows, raw.complete)

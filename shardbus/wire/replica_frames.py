@@ -34,35 +34,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from hashlib import blake2b
+from itertools import chain
 from struct import Struct as Layout
-from typing import Any, NamedTuple, assert_never
+from typing import Any, NamedTuple
 
 import msgspec
 
+from shardbus.replication import messages as msg
 from shardbus.replication.disk_life import DiskVerdict
 from shardbus.replication.journal_rows import BlockValue, JournalChange, JournalValue
-from shardbus.replication.messages import (
-    AcceptChange,
-    AcceptValue,
-    Answer,
-    Ballot,
-    BucketRows,
-    Gone,
-    KeysChanged,
-    ListChanges,
-    MergeValue,
-    No,
-    OtherBase,
-    PrepareBallot,
-    Promised,
-    ReadRow,
-    Request,
-    RowShown,
-    ScanBucket,
-    TakeChange,
-    Taken,
-    Yes,
-)
 from shardbus.replication.moves import DiskStatus
 from shardbus.replication.ring import ReplicaRing
 from shardbus.replication.values import (
@@ -204,7 +184,7 @@ def change_of(key: str, raw: Any) -> AnyChange:
 class _Accept(NamedTuple):
     number: int
     key: str
-    ballot: Ballot
+    ballot: msg.Ballot
     value: Any
     age: float
 
@@ -212,53 +192,42 @@ class _Accept(NamedTuple):
 class _Change(NamedTuple):
     number: int
     key: str
-    ballot: Ballot
-    base: Ballot
+    ballot: msg.Ballot
+    base: msg.Ballot
     change: Any
 
 
 class _Call(msgspec.Struct, array_like=True):
     accepts: list[_Accept]
-    prepares: list[tuple[int, PrepareBallot]] = []
-    reads: list[tuple[int, ReadRow]] = []
+    prepares: list[tuple[int, msg.PrepareBallot]] = []
+    reads: list[tuple[int, msg.ReadRow]] = []
     changes: list[_Change] = []
-    scans: list[tuple[int, ScanBucket]] = []
-    takes: list[tuple[int, TakeChange]] = []
-    merges: list[tuple[int, MergeValue]] = []
-    listings: list[tuple[int, ListChanges]] = []
+    scans: list[tuple[int, msg.ScanBucket]] = []
+    takes: list[tuple[int, msg.TakeChange]] = []
+    merges: list[tuple[int, msg.MergeValue]] = []
+    listings: list[tuple[int, msg.ListChanges]] = []
 
 
-Numbered = tuple[int, Request]
+Numbered = tuple[int, msg.Request]
 """A request, with the number that its answer has."""
 _pack = msgspec.msgpack.Encoder().encode
 _read_call = msgspec.msgpack.Decoder(_Call).decode
 
 
+_REQUESTS: tuple[type[msg.Request], ...] = (
+    msg.AcceptValue, msg.PrepareBallot, msg.ReadRow, msg.AcceptChange,
+    msg.ScanBucket, msg.TakeChange, msg.MergeValue, msg.ListChanges,
+)  # fmt: skip
+"""In the order of their lists in a CALL."""
+
+
 def encode_call(requests: Iterable[Numbered]) -> bytes:
     """Return the body of a CALL."""
-    call: Any = _Call([], [], [], [], [], [], [], [])
-    for numbered in requests:
-        number, request = numbered
-        match request:
-            case AcceptValue():
-                call.accepts.append((number, *request))
-            case PrepareBallot():
-                call.prepares.append((number, request))
-            case ReadRow():
-                call.reads.append((number, request))
-            case AcceptChange():
-                call.changes.append((number, *request))
-            case ScanBucket():
-                call.scans.append((number, request))
-            case TakeChange():
-                call.takes.append((number, request))
-            case MergeValue():
-                call.merges.append((number, request))
-            case ListChanges():
-                call.listings.append((number, request))
-            case _:
-                assert_never(request)
-    return _pack(call)
+    call: dict[type[msg.Request], list[Any]] = {kind: [] for kind in _REQUESTS}
+    for number, request in requests:
+        flat = isinstance(request, msg.AcceptValue | msg.AcceptChange)
+        call[type(request)].append((number, *request) if flat else (number, request))
+    return _pack(tuple(call.values()))
 
 
 def decode_call(body: bytes) -> list[Numbered]:
@@ -268,20 +237,16 @@ def decode_call(body: bytes) -> list[Numbered]:
         msgspec.MsgspecError: it is none.
     """
     call = _read_call(body)
-    requests: list[Numbered] = [
-        (number, AcceptValue(key, ballot, value_of(key, raw), age))
+    accepts = [
+        (number, msg.AcceptValue(key, ballot, value_of(key, raw), age))
         for number, key, ballot, raw, age in call.accepts
     ]
-    requests += call.prepares
-    requests += call.reads
-    requests += [
-        (number, AcceptChange(key, ballot, base, change_of(key, raw)))
+    changes = [
+        (number, msg.AcceptChange(key, ballot, base, change_of(key, raw)))
         for number, key, ballot, base, raw in call.changes
     ]
-    requests += call.scans
-    requests += call.takes
-    requests += call.merges
-    requests += call.listings
+    requests: list[Numbered] = [*accepts, *call.prepares, *call.reads, *changes]
+    requests += [*call.scans, *call.takes, *call.merges, *call.listings]
     return requests
 
 
@@ -291,70 +256,60 @@ def decode_call(body: bytes) -> list[Numbered]:
 class _Reply(msgspec.Struct, array_like=True):
     disk: int
     yes: list[int]
-    no: list[tuple[int, No]] = []
-    promised: list[tuple[int, str, Ballot, Ballot, Any, float]] = []
-    shown: list[tuple[int, str, Ballot, Ballot, Any, float]] = []
-    other_base: list[tuple[int, OtherBase]] = []
-    buckets: list[tuple[int, BucketRows]] = []
+    no: list[tuple[int, msg.No]] = []
+    promised: list[tuple[int, str, msg.Ballot, msg.Ballot, Any, float]] = []
+    shown: list[tuple[int, str, msg.Ballot, msg.Ballot, Any, float]] = []
+    other_base: list[tuple[int, msg.OtherBase]] = []
+    buckets: list[tuple[int, msg.BucketRows]] = []
     full: list[int] = []
-    taken: list[tuple[int, Taken]] = []
+    taken: list[tuple[int, msg.Taken]] = []
     not_taken: list[tuple[int, NotTaken]] = []
     gone: list[int] = []
-    keys: list[tuple[int, KeysChanged]] = []
+    keys: list[tuple[int, msg.KeysChanged]] = []
 
 
 class Reply(NamedTuple):
     """Answers of one disk. `full`: the requests that were refused because the memory is full."""
 
     disk: int
-    answers: list[tuple[int, Answer]]
+    answers: list[tuple[int, msg.Answer]]
     full: list[int]
 
 
 _read_reply = msgspec.msgpack.Decoder(_Reply).decode
 
 
+_ANSWERS: tuple[type[msg.Answer], ...] = (
+    msg.Yes,
+    msg.No,
+    msg.Promised,
+    msg.RowShown,
+    msg.OtherBase,
+    msg.BucketRows,
+)
+_ANSWERS_OF_DATA: tuple[type[msg.Answer], ...] = (msg.Taken, NotTaken, msg.Gone, msg.KeysChanged)
+"""In the order of their lists in a REPLY, which has `full` between the two."""
+
+
 def encode_reply(
-    disk: int, answers: Iterable[tuple[int, Answer]], full: Sequence[int] = ()
+    disk: int, answers: Iterable[tuple[int, msg.Answer]], full: Sequence[int] = ()
 ) -> bytes:
     """Return the body of a REPLY."""
-    reply: Any = _Reply(disk, [], [], [], [], [], [], list(full), [], [], [], [])
+    reply: dict[type[msg.Answer], list[Any]] = {kind: [] for kind in (*_ANSWERS, *_ANSWERS_OF_DATA)}
     for number, answer in answers:
         match answer:
-            case Yes():
-                reply.yes.append(number)
-            case No():
-                reply.no.append((number, answer))
-            case Promised():
-                reply.promised.append((number, _kind_of(answer.value), *answer))
-            case RowShown():
-                reply.shown.append((number, _kind_of(answer.value), *answer))
-            case OtherBase():
-                reply.other_base.append((number, answer))
-            case BucketRows():
-                reply.buckets.append((number, answer))
-            case Taken() | NotTaken() | Gone() | KeysChanged():
-                _add_of_data(reply, number, answer)
+            case msg.Yes() | msg.Gone():
+                reply[type(answer)].append(number)
+            case msg.Promised() | msg.RowShown():
+                reply[type(answer)].append((number, _kind_of(answer.value), *answer))
             case _:
-                assert_never(answer)
-    return _pack(reply)
+                reply[type(answer)].append((number, answer))
+    lists = list(reply.values())
+    place = len(_ANSWERS)
+    return _pack((disk, *lists[:place], list(full), *lists[place:]))
 
 
-def _add_of_data(reply: Any, number: int, answer: Taken | NotTaken | Gone | KeysChanged) -> None:
-    match answer:
-        case Taken():
-            reply.taken.append((number, answer))
-        case NotTaken():
-            reply.not_taken.append((number, answer))
-        case Gone():
-            reply.gone.append(number)
-        case KeysChanged():
-            reply.keys.append((number, answer))
-        case _:
-            assert_never(answer)
-
-
-_YES = Yes()
+_YES = msg.Yes()
 
 
 def decode_reply(body: bytes) -> Reply:
@@ -364,20 +319,16 @@ def decode_reply(body: bytes) -> Reply:
         msgspec.MsgspecError: it is none.
     """
     reply = _read_reply(body)
-    answers: list[tuple[int, Answer]] = [(number, _YES) for number in reply.yes]
-    answers += reply.no
-    answers += reply.other_base
-    answers += reply.buckets
-    answers += reply.taken
-    answers += reply.not_taken
-    answers += [(number, Gone()) for number in reply.gone]
+    answers: list[tuple[int, msg.Answer]] = [(number, _YES) for number in reply.yes]
+    answers += chain(reply.no, reply.other_base, reply.buckets, reply.taken, reply.not_taken)
+    answers += [(number, msg.Gone()) for number in reply.gone]
     answers += reply.keys
     answers += [
-        (number, Promised(promise, ballot, value_of(kind, raw), age))
+        (number, msg.Promised(promise, ballot, value_of(kind, raw), age))
         for number, kind, promise, ballot, raw, age in reply.promised
     ]
     answers += [
-        (number, RowShown(promise, ballot, value_of(kind, raw), age))
+        (number, msg.RowShown(promise, ballot, value_of(kind, raw), age))
         for number, kind, promise, ballot, raw, age in reply.shown
     ]
     return Reply(reply.disk, answers, reply.full)

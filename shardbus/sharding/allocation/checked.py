@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from shardbus.error_text import shown, text_of, type_name
 from shardbus.ids import NodeId
-from shardbus.sharding.allocation.strategies import AllocationStrategy, Move, fill, to_fewest
+from shardbus.sharding.allocation.strategies import AllocationStrategy, Loads, Move, fill, to_fewest
 from shardbus.sharding.table import ShardTable
 from shardbus.tasks.interrupts import raise_interrupt
 
@@ -59,11 +59,7 @@ class CheckedStrategy:
         self._report = report
 
     def allocate(
-        self,
-        table: ShardTable,
-        loads: Mapping[str, float],
-        shards: Sequence[str],
-        candidates: Collection[NodeId],
+        self, table: ShardTable, loads: Loads, shards: Sequence[str], candidates: Collection[NodeId]
     ) -> dict[str, NodeId]:
         """Return a candidate for each of `shards`, whatever the strategy returns."""
         able = dict.fromkeys(candidates)

@@ -31,7 +31,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardbus.ids import NodeId
-from shardbus.sharding.allocation.strategies import Move
+from shardbus.sharding.allocation.strategies import Loads, Move
 from shardbus.sharding.instances import row_of, split_row
 from shardbus.sharding.table import ShardTable
 
@@ -79,11 +79,7 @@ class Circular:
     ring: Ring = field(default_factory=Ring)
 
     def allocate(
-        self,
-        table: ShardTable,
-        loads: Mapping[str, float],
-        shards: Sequence[str],
-        candidates: Collection[NodeId],
+        self, table: ShardTable, loads: Loads, shards: Sequence[str], candidates: Collection[NodeId]
     ) -> dict[str, NodeId]:
         """Return a node for each row, one after the other."""
         self.ring.record(self.entity_type, table, settled=False)

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from shardbus.ids import NodeId
-from shardbus.sharding.allocation.strategies import AllocationStrategy, Move
+from shardbus.sharding.allocation.strategies import AllocationStrategy, Loads, Move
 from shardbus.sharding.instances import split_row
 from shardbus.sharding.messages import Home
 from shardbus.sharding.table import ShardHomeAllocated, ShardTable
@@ -49,11 +49,7 @@ class DistinctRows:
         return DistinctRows(strategy, self.zones)
 
     def allocate(
-        self,
-        table: ShardTable,
-        loads: Mapping[str, float],
-        shards: Sequence[str],
-        candidates: Collection[NodeId],
+        self, table: ShardTable, loads: Loads, shards: Sequence[str], candidates: Collection[NodeId]
     ) -> dict[str, NodeId]:
         """Return a candidate for each row that can have one."""
         taken = nodes_by_shard(table)

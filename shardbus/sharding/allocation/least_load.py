@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 
 from shardbus.ids import NodeId
-from shardbus.sharding.allocation.strategies import Move, assignment
+from shardbus.sharding.allocation.strategies import Loads, Move, assignment
 from shardbus.sharding.table import ShardTable
 
 PRESENCE = 0.1
@@ -64,16 +64,12 @@ class LeastLoad:
     tolerance: float = 0.2
     max_moves: int = 0
     move_cost: float = 0.25
-    loads: Mapping[str, float] | None = field(default=None, compare=False)
+    loads: Loads | None = field(default=None, compare=False)
     spare: Mapping[NodeId, float] = field(default_factory=dict, compare=False)
     resting: Collection[str] = field(default=(), compare=False)
 
     def allocate(
-        self,
-        table: ShardTable,
-        loads: Mapping[str, float],
-        shards: Sequence[str],
-        candidates: Collection[NodeId],
+        self, table: ShardTable, loads: Loads, shards: Sequence[str], candidates: Collection[NodeId]
     ) -> dict[str, NodeId]:
         """Give each shard, the heaviest first, to the region with the least weight."""
         weight = _weights(self.loads or {}, [*table.homes, *shards])
@@ -144,7 +140,7 @@ class LeastLoad:
         return {shard: load / whole for shard, load in loads.items() if load / whole > share}
 
 
-def _weights(loads: Mapping[str, float], shards: Iterable[str]) -> dict[str, float]:
+def _weights(loads: Loads, shards: Iterable[str]) -> dict[str, float]:
     """Return the weights of these shards; a shard without a known load has the mean."""
     known = [loads[shard] for shard in shards if shard in loads]
     mean = sum(known) / len(known) if known else 0.0

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from shardbus.ids import Address, NodeId
-from shardbus.sharding.allocation.strategies import AllocationStrategy, Move
+from shardbus.sharding.allocation.strategies import AllocationStrategy, Loads, Move
 from shardbus.sharding.table import ShardTable
 
 
@@ -38,11 +38,7 @@ class PinnedShards:
         return PinnedShards(strategy, self.places)
 
     def allocate(
-        self,
-        table: ShardTable,
-        loads: Mapping[str, float],
-        shards: Sequence[str],
-        candidates: Collection[NodeId],
+        self, table: ShardTable, loads: Loads, shards: Sequence[str], candidates: Collection[NodeId]
     ) -> dict[str, NodeId]:
         """Return its place for each pinned shard, and the strategy's choice for the others."""
         pinned = self._pinned(candidates)

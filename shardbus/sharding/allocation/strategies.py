@@ -46,6 +46,10 @@ VIRTUAL_NODES = 10
 """Points of each node on the ring."""
 
 
+Loads = Mapping[str, float]
+"""The load of each shard where it is known."""
+
+
 class Move(NamedTuple):
     """The move of one shard from `source` to `target`."""
 
@@ -58,11 +62,7 @@ class AllocationStrategy(Protocol):
     """Decides homes. It is pure: the same arguments give the same answer on every node."""
 
     def allocate(
-        self,
-        table: ShardTable,
-        loads: Mapping[str, float],
-        shards: Sequence[str],
-        candidates: Collection[NodeId],
+        self, table: ShardTable, loads: Loads, shards: Sequence[str], candidates: Collection[NodeId]
     ) -> dict[str, NodeId]:
         """Return a candidate for each of `shards`.
 
@@ -108,7 +108,7 @@ def fill(counts: Mapping[NodeId, int], shards: Sequence[str]) -> dict[str, NodeI
 def to_fewest(
     self: object,
     table: ShardTable,
-    loads: Mapping[str, float],
+    loads: Loads,
     shards: Sequence[str],
     candidates: Collection[NodeId],
 ) -> dict[str, NodeId]:
@@ -217,11 +217,7 @@ class ConsistentHashing:
     max_moves: int = 0
 
     def allocate(
-        self,
-        table: ShardTable,
-        loads: Mapping[str, float],
-        shards: Sequence[str],
-        candidates: Collection[NodeId],
+        self, table: ShardTable, loads: Loads, shards: Sequence[str], candidates: Collection[NodeId]
     ) -> dict[str, NodeId]:
         """Return the ring's answer, whatever the counts are."""
         ring = self._ring(candidates)
@@ -263,11 +259,7 @@ class External:
     places: Mapping[str, Address] = field(default_factory=dict)
 
     def allocate(
-        self,
-        table: ShardTable,
-        loads: Mapping[str, float],
-        shards: Sequence[str],
-        candidates: Collection[NodeId],
+        self, table: ShardTable, loads: Loads, shards: Sequence[str], candidates: Collection[NodeId]
     ) -> dict[str, NodeId]:
         """Give each shard to its place; shards without a candidate there go to the regions with
         the fewest."""

@@ -27,38 +27,24 @@ from enum import Enum
 
 from shardbus.backoff import doubling
 from shardbus.bounds import EPOCH_MAX
-from shardbus.sharding.events import (
-    ClaimEpoch,
-    ClaimLost,
-    EpochClaimed,
-    EpochRefused,
-    EpochSeen,
-    LoadTable,
-    Note,
-    Prepare,
-    Retire,
-    Start,
-    Stop,
-    StoreFailed,
-    TableLoaded,
-)
+from shardbus.sharding import events as ev
 
 BACKOFF_FIRST, BACKOFF_LAST = 0.1, 5.0
 """The first and the longest wait, as multiples of the setting."""
 REMEDY = "stop the cluster and use `shardbus data repair`"
 
 ClaimEvent = (
-    Prepare
-    | Start
-    | TableLoaded
-    | EpochClaimed
-    | EpochRefused
-    | StoreFailed
-    | EpochSeen
-    | ClaimLost
-    | Retire
+    ev.Prepare
+    | ev.Start
+    | ev.TableLoaded
+    | ev.EpochClaimed
+    | ev.EpochRefused
+    | ev.StoreFailed
+    | ev.EpochSeen
+    | ev.ClaimLost
+    | ev.Retire
 )
-ClaimEffect = LoadTable | ClaimEpoch | Stop | Note
+ClaimEffect = ev.LoadTable | ev.ClaimEpoch | ev.Stop | ev.Note
 
 
 class CoordinatorState(Enum):
@@ -107,16 +93,16 @@ class EpochClaim:
     def handle(self, event: ClaimEvent, now: float) -> list[ClaimEffect]:
         """Handle an event; `state` has the result."""
         match event, self.state:
-            case Prepare(epoch_floor), CoordinatorState.WAITING:
+            case ev.Prepare(epoch_floor), CoordinatorState.WAITING:
                 return self._load(epoch_floor)
-            case Start(epoch_floor), CoordinatorState.WAITING:
+            case ev.Start(epoch_floor), CoordinatorState.WAITING:
                 self._is_due = True
                 return self._load(epoch_floor)
-            case Start(epoch_floor), (CoordinatorState.LOADING | CoordinatorState.READY):
+            case ev.Start(epoch_floor), (CoordinatorState.LOADING | CoordinatorState.READY):
                 self._is_due = True
                 self._floor = max(self._floor, epoch_floor)
                 return self._claim_stored(now) if self.state is CoordinatorState.READY else []
-            case TableLoaded(table), CoordinatorState.LOADING:
+            case ev.TableLoaded(table), CoordinatorState.LOADING:
                 if table is not None and table.homes and table.layout != self._layout:
                     return self.stop(
                         f"the stored table has layout {table.layout}, this node has {self._layout}:"
@@ -126,26 +112,26 @@ class EpochClaim:
                 self._stored = table.epoch if table is not None else 0
                 self.state = CoordinatorState.READY
                 return self._claim_stored(now) if self._is_due else []
-            case EpochClaimed(_), CoordinatorState.CLAIMING:
+            case ev.EpochClaimed(_), CoordinatorState.CLAIMING:
                 self.state = CoordinatorState.RULING
                 self._attempts = 0
-                return [Note("epoch_claimed", str(self.epoch), epoch=self.epoch)]
-            case EpochRefused(stored), CoordinatorState.CLAIMING:
+                return [ev.Note("epoch_claimed", str(self.epoch), epoch=self.epoch)]
+            case ev.EpochRefused(stored), CoordinatorState.CLAIMING:
                 self._floor = max(self._floor, stored)
                 self.epoch = 0
                 self._wait(now)
-                return [Note("epoch_refused", f"the store is at {stored}")]
-            case StoreFailed(reason), (CoordinatorState.LOADING | CoordinatorState.CLAIMING):
+                return [ev.Note("epoch_refused", f"the store is at {stored}")]
+            case ev.StoreFailed(reason), (CoordinatorState.LOADING | CoordinatorState.CLAIMING):
                 self._wait(now)
-                return [Note("store_failed", reason)]
-            case ClaimLost(), CoordinatorState.RULING:
+                return [ev.Note("store_failed", reason)]
+            case ev.ClaimLost(), CoordinatorState.RULING:
                 return self.stop(f"the store has lost the claim of epoch {self.epoch}")
-            case EpochSeen(epoch), _:
+            case ev.EpochSeen(epoch), _:
                 return self._on_epoch_seen(epoch)
-            case Retire(), CoordinatorState.RULING:
+            case ev.Retire(), CoordinatorState.RULING:
                 self.state = CoordinatorState.RETIRING
                 return []
-            case Retire(), (
+            case ev.Retire(), (
                 CoordinatorState.WAITING
                 | CoordinatorState.LOADING
                 | CoordinatorState.READY
@@ -161,16 +147,16 @@ class EpochClaim:
             return []
         self._retry_at = None
         if self.state is CoordinatorState.LOADING:
-            return [LoadTable()]
+            return [ev.LoadTable()]
         if self.state is CoordinatorState.CLAIMING:
-            return [ClaimEpoch(self.epoch, self._layout)] if self.epoch else self._claim(0, now)
+            return [ev.ClaimEpoch(self.epoch, self._layout)] if self.epoch else self._claim(0, now)
         return []
 
     def stop(self, reason: str) -> list[ClaimEffect]:
         """Stop ruling, for good."""
         self.state = CoordinatorState.STOPPED
         self._retry_at = None
-        return [Stop(reason)]
+        return [ev.Stop(reason)]
 
     def _on_epoch_seen(self, epoch: int) -> list[ClaimEffect]:
         """Stop if this coordinator's epoch is below the epoch that gossip shows."""
@@ -185,7 +171,7 @@ class EpochClaim:
     def _load(self, epoch_floor: int) -> list[ClaimEffect]:
         self._floor = max(self._floor, epoch_floor)
         self.state = CoordinatorState.LOADING
-        return [LoadTable()]
+        return [ev.LoadTable()]
 
     def _claim_stored(self, now: float) -> list[ClaimEffect]:
         self.table_lost = self._stored < self._floor
@@ -197,9 +183,9 @@ class EpochClaim:
         if self._floor >= EPOCH_MAX:
             self.epoch = 0
             self._wait(now)
-            return [Note("store_failed", f"{self._floor} is the last epoch: {REMEDY}")]
+            return [ev.Note("store_failed", f"{self._floor} is the last epoch: {REMEDY}")]
         self.epoch = self._floor + 1
-        return [ClaimEpoch(self.epoch, self._layout)]
+        return [ev.ClaimEpoch(self.epoch, self._layout)]
 
     def _wait(self, now: float) -> None:
         self._attempts += 1

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from shardbus.errors import StoreError
-from shardbus.store.journal_protocol import Append, JournalPage, JournalStore
+from shardbus.store.journal_protocol import Append, JournalPage, JournalStore, NamePage
 
 Key = tuple[str, str]
 APPENDED = "appended to"
@@ -87,12 +87,8 @@ class SimJournals:
 
         await self._request(trim)
 
-    async def page(
-        self, kind: str, cursor: str | None, limit: int
-    ) -> tuple[list[tuple[str, str]], str | None]:
-        names: tuple[list[tuple[str, str]], str | None] = await self._request(
-            lambda: _of(self._journals.page(kind, cursor, limit))
-        )
+    async def page(self, kind: str, cursor: str | None, limit: int) -> NamePage:
+        names: NamePage = await self._request(lambda: _of(self._journals.page(kind, cursor, limit)))
         return names
 
 

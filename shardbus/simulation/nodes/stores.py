@@ -21,9 +21,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from copy import deepcopy
+from functools import wraps
 from itertools import count
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from shardbus.errors import StoreError, StoreUnavailable
 from shardbus.ids import NodeId
@@ -33,8 +34,9 @@ from shardbus.simulation.nodes.values import SimValues, ValueDisk
 from shardbus.simulation.timeline import Timeline
 from shardbus.simulation.virtual_loop import VirtualLoop
 from shardbus.store.memory import MemoryData, MemoryStore
-from shardbus.store.protocol import Due, Lease, Save, StoredTable
+from shardbus.store.protocol import NewHomes, Save, StoredTable
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 LATENCY_S = (0.0003, 0.008)
@@ -132,9 +134,7 @@ class StoreServer:
     def record_value(self, name: str) -> None:
         """Record that a replicated value was written."""
 
-    def record_homes(
-        self, entity_type: str, homes: Mapping[str, tuple[NodeId, int] | None]
-    ) -> None:
+    def record_homes(self, entity_type: str, homes: NewHomes) -> None:
         """Record that these homes were written. Report a fence below that of an earlier home."""
         for row, home in homes.items():
             if home is not None:
@@ -170,6 +170,21 @@ def run_at_once(work: Coroutine[Any, Any, T]) -> T:
         result: T = end.value
         return result
     raise AssertionError("the store in memory waits for something")
+
+
+def _asks(
+    step: Callable[Concatenate[MemoryStore, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[SimStore, P], Coroutine[Any, Any, T]]:
+    """Return the method of a client that lets the server do this, with copies of the caller's
+    lists."""
+    run: Callable[..., Coroutine[Any, Any, T]] = step
+
+    @wraps(step)
+    async def method(self: SimStore, /, *args: P.args, **named: P.kwargs) -> T:
+        copies = [each.copy() if isinstance(each, list) else each for each in args]
+        return await self._ask(lambda: run(self._store, *copies, **named))
+
+    return method
 
 
 class SimStore:
@@ -258,8 +273,7 @@ class SimStore:
         except TimeoutError:
             raise StoreUnavailable("the store does not answer") from None
 
-    async def load_table(self, entity_type: str) -> StoredTable | None:
-        return await self._ask(lambda: self._store.load_table(entity_type))
+    load_table = _asks(MemoryStore.load_table)
 
     async def claim_epoch(self, entity_type: str, epoch: int, layout: str) -> StoredTable:
         node = self._node()
@@ -271,13 +285,7 @@ class SimStore:
 
         return await self._ask(claim)
 
-    async def write_homes(
-        self,
-        entity_type: str,
-        epoch: int,
-        homes: Mapping[str, tuple[NodeId, int] | None],
-        op_id: int,
-    ) -> None:
+    async def write_homes(self, entity_type: str, epoch: int, homes: NewHomes, op_id: int) -> None:
         written = dict(homes)
 
         async def write() -> None:
@@ -286,8 +294,7 @@ class SimStore:
 
         await self._ask(write)
 
-    async def remove_table(self, entity_type: str) -> bool:
-        return await self._ask(lambda: self._store.remove_table(entity_type))
+    remove_table = _asks(MemoryStore.remove_table)
 
     async def load_state(
         self, entity_type: str, shard: str, entity_id: str, fence: int
@@ -332,14 +339,8 @@ class SimStore:
 
         return await self._ask(save)
 
-    async def page_stored(
-        self, entity_type: str, prefix: str, cursor: str | None, limit: int
-    ) -> tuple[list[str], str | None]:
-        return await self._ask(lambda: self._store.page_stored(entity_type, prefix, cursor, limit))
-
-    async def read_states(self, entity_type: str, entity_ids: Sequence[str]) -> list[bytes | None]:
-        ids = list(entity_ids)
-        return await self._ask(lambda: self._store.read_states(entity_type, ids))
+    page_stored = _asks(MemoryStore.page_stored)
+    read_states = _asks(MemoryStore.read_states)
 
     async def expire_states(
         self, entity_type: str, entity_ids: Sequence[str], now: float, since: float
@@ -354,47 +355,13 @@ class SimStore:
 
         return await self._ask(expire)
 
-    async def add_remembered(
-        self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
-    ) -> None:
-        ids = list(entity_ids)
-        await self._ask(lambda: self._store.add_remembered(entity_type, shard, ids, fence))
-
-    async def remove_remembered(
-        self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
-    ) -> None:
-        ids = list(entity_ids)
-        await self._ask(lambda: self._store.remove_remembered(entity_type, shard, ids, fence))
-
-    async def page_remembered(
-        self, entity_type: str, shard: str, cursor: str | None, limit: int
-    ) -> tuple[list[str], str | None]:
-        return await self._ask(
-            lambda: self._store.page_remembered(entity_type, shard, cursor, limit)
-        )
-
-    async def remembered_shards(self, entity_type: str) -> list[str]:
-        return await self._ask(lambda: self._store.remembered_shards(entity_type))
-
-    async def load_reminders(
-        self, entity_type: str, shard: str, entity_ids: Sequence[str]
-    ) -> list[bytes | None]:
-        ids = list(entity_ids)
-        return await self._ask(lambda: self._store.load_reminders(entity_type, shard, ids))
-
-    async def page_due(
-        self, entity_type: str, shard: str, after: Due | None, limit: int
-    ) -> list[Due]:
-        return await self._ask(lambda: self._store.page_due(entity_type, shard, after, limit))
-
-    async def due_shards(self, entity_type: str) -> list[str]:
-        return await self._ask(lambda: self._store.due_shards(entity_type))
-
-    async def acquire_lease(self, name: str, owner: str, ttl: float) -> Lease | None:
-        return await self._ask(lambda: self._store.acquire_lease(name, owner, ttl))
-
-    async def renew_lease(self, lease: Lease, ttl: float) -> bool:
-        return await self._ask(lambda: self._store.renew_lease(lease, ttl))
-
-    async def release_lease(self, lease: Lease) -> None:
-        await self._ask(lambda: self._store.release_lease(lease))
+    add_remembered = _asks(MemoryStore.add_remembered)
+    remove_remembered = _asks(MemoryStore.remove_remembered)
+    page_remembered = _asks(MemoryStore.page_remembered)
+    remembered_shards = _asks(MemoryStore.remembered_shards)
+    load_reminders = _asks(MemoryStore.load_reminders)
+    page_due = _asks(MemoryStore.page_due)
+    due_shards = _asks(MemoryStore.due_shards)
+    acquire_lease = _asks(MemoryStore.acquire_lease)
+    renew_lease = _asks(MemoryStore.renew_lease)
+    release_lease = _asks(MemoryStore.release_lease)

@@ -24,7 +24,7 @@ from typing import Any
 
 from shardbus.client.asynchronous import AsyncClient
 from shardbus.config.settings import ClusterSettings, NodeSettings, Settings, ShardingSettings
-from shardbus.entities.entity_type import EntityType
+from shardbus.entities.entity_type import EntityTypes
 from shardbus.membership import events as ev
 from shardbus.membership.diagnostics import Overview
 from shardbus.membership.events import LEFT
@@ -163,7 +163,7 @@ class SimNode(SimProcess):
         name: str,
         rate: float,
         settings: Settings,
-        types: Mapping[str, EntityType] | None = None,
+        types: EntityTypes | None = None,
     ) -> None:
         super().__init__(world, name, rate)
         # As if no process shared the store: it is this world that decides who founds.
@@ -217,7 +217,7 @@ class SimNode(SimProcess):
     async def on_end(self) -> None:
         """End the application, in the node's loop: the node closes next."""
 
-    async def _live(self, types: Mapping[str, EntityType], settings: Settings) -> None:
+    async def _live(self, types: EntityTypes, settings: Settings) -> None:
         """Run the node as `node.run` does."""
         node = self.node = Node(
             self.world.cluster,
@@ -307,7 +307,7 @@ class NodeWorld(World):
         seed: int | str,
         settings: ClusterSettings,
         sharding: ShardingSettings,
-        types: Mapping[str, EntityType],
+        types: EntityTypes,
         cluster: str = CLUSTER,
     ) -> None:
         super().__init__(seed, settings)

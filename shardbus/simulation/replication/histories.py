@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from shardbus.errors import StaleEpoch, StaleFence
-from shardbus.replication import functions
+from shardbus.replication import functions, values
 from shardbus.replication.proposer import (
     ChangeValue,
     Completed,
@@ -32,21 +32,6 @@ from shardbus.replication.proposer import (
     ReadValue,
     SaveState,
     Unanswered,
-)
-from shardbus.replication.values import (
-    ListValue,
-    Reading,
-    SavedReminders,
-    StateValue,
-    TableValue,
-    Unchanged,
-    Value,
-    Written,
-    lease_key,
-    list_key,
-    partition_of,
-    state_key,
-    table_key,
 )
 from shardbus.simulation.replication.linearizability import HistoryEntry, Step
 from shardbus.simulation.replication.world import ReplicationWorld, SimStoreObject
@@ -134,8 +119,8 @@ class Recorder:
         self.entries.append(shown)
 
 
-STATE_KEY, TABLE_KEY = state_key("t", "e"), table_key("t")
-LIST_KEY, LEASE_KEY = list_key("t", "7"), lease_key("shard")
+STATE_KEY, TABLE_KEY = values.state_key("t", "e"), values.table_key("t")
+LIST_KEY, LEASE_KEY = values.list_key("t", "7"), values.lease_key("shard")
 
 
 class StateCalls:
@@ -184,7 +169,7 @@ class StateCalls:
                 self.expire(store, max(1, self.ops - dice.randrange(2)))
 
     def load(self, store: SimStoreObject, fence: int) -> None:
-        def judged(value: Value) -> Step:
+        def judged(value: values.Value) -> Step:
             shown = _shown(value)
             return lambda s: _raised(s, fence) if s[1:] == shown else None
 
@@ -219,7 +204,7 @@ class StateCalls:
         )
 
     def read(self, store: SimStoreObject, timeout: float | None = None) -> None:
-        def judged(reading: Reading) -> Step:
+        def judged(reading: values.Reading) -> Step:
             shown = _shown(reading.value)
             return lambda s: s if s[1:] == shown else None
 
@@ -231,9 +216,9 @@ class StateCalls:
         """Remove the state if the save `op` has written it."""
         expiry = self.dice.getrandbits(40) + 1
 
-        def function(value: Value) -> Written | Unchanged:
-            if not isinstance(value, StateValue) or value.op != op:
-                return Unchanged(result=False)
+        def function(value: values.Value) -> values.Written | values.Unchanged:
+            if not isinstance(value, values.StateValue) or value.op != op:
+                return values.Unchanged(result=False)
             return functions.expire(1.0, 1.0, expiry)(value)
 
         def effect(s: Any) -> Any:
@@ -258,16 +243,16 @@ def _raised(state: Any, fence: int) -> Any:
     return (fence, *state[1:]) if state[0] <= fence else None
 
 
-def _saves(op: int) -> SavedReminders | None:
+def _saves(op: int) -> values.SavedReminders | None:
     """Return the reminders that a save of this id has: of six, three have some, and one has that
     there are none; two of these four are alone."""
     if op % 6 < 2:
         return None
-    return SavedReminders("7", op, b"%d" % op if op % 6 != 3 else None, op % 6 in (3, 4))
+    return values.SavedReminders("7", op, b"%d" % op if op % 6 != 3 else None, op % 6 in (3, 4))
 
 
-def _shown(value: Value) -> tuple[int, int | None, int | None]:
-    if not isinstance(value, StateValue):
+def _shown(value: values.Value) -> tuple[int, int | None, int | None]:
+    if not isinstance(value, values.StateValue):
         return (0, None, None)
     data = -value.expiry or None if value.data is None else int(value.data)
     reminders = value.reminders
@@ -314,7 +299,7 @@ class TableCalls:
         def judged(result: object) -> Step | Refusal:
             if isinstance(result, StaleEpoch):
                 return Refusal(lambda s: s if s[0] == result.stored and s[0] >= epoch else None)
-            assert isinstance(result, TableValue)
+            assert isinstance(result, values.TableValue)
             self.ruled[store] = epoch
             op = result.op
             return lambda s: effect(s) if s[2] == op else None
@@ -339,10 +324,10 @@ class TableCalls:
         self.recorder.call(store, f"write e{epoch} op{op}", work, effect=effect, judged=judged)
 
     def read(self, store: SimStoreObject, timeout: float | None = None) -> None:
-        def judged(reading: Reading) -> Step:
+        def judged(reading: values.Reading) -> Step:
             table = reading.value
             shown = self.first
-            if isinstance(table, TableValue):
+            if isinstance(table, values.TableValue):
                 shown = (table.epoch, table.claimer, table.op)
             return lambda s: s if s == shown else None
 
@@ -402,8 +387,12 @@ class ListCalls:
         self.recorder.call(store, name, work, effect=effect, judged=judged)
 
     def read(self, store: SimStoreObject, timeout: float | None = None) -> None:
-        def judged(reading: Reading) -> Step:
-            ids = reading.value.entity_ids if isinstance(reading.value, ListValue) else frozenset()
+        def judged(reading: values.Reading) -> Step:
+            ids = (
+                reading.value.entity_ids
+                if isinstance(reading.value, values.ListValue)
+                else frozenset()
+            )
             return lambda s: s if s[1] == ids else None
 
         self.recorder.call(
@@ -481,7 +470,7 @@ class LeaseCalls:
         store.submit(LEASE_KEY, work, self.dice.choice(TIMEOUTS_S), over)
 
     def acquire(self, store: SimStoreObject, time: float) -> None:
-        def seen(reading: Reading) -> None:
+        def seen(reading: values.Reading) -> None:
             asked = store.clock
             request = self.dice.getrandbits(40) + 1
             function = functions.acquire(name(store), time, reading, request)
@@ -529,5 +518,5 @@ KINDS: dict[str, type[StateCalls] | type[TableCalls] | type[ListCalls] | type[Le
 }
 
 USED = (STATE_KEY, TABLE_KEY, LIST_KEY, LEASE_KEY)
-PARTITIONS_USED = sorted({partition_of(key) for key in USED})
+PARTITIONS_USED = sorted({values.partition_of(key) for key in USED})
 """The partitions of these keys; 0 is also the partition of the store's own keys."""

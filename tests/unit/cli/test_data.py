@@ -297,7 +297,8 @@ async def test_a_command_waits_longer_for_the_store_than_a_node(monkeypatch):
         return MemoryStore()
 
     monkeypatch.setattr("shardbus.store.opening.open_store", open_memory)
-    await opened("memory://", "shop")
+    async with opened("memory://", "shop"):
+        pass
     within = {"timeout": CALL_TIMEOUT_S, "start_within": CALL_TIMEOUT_S}
     assert opened_with == {"cluster": "shop", **within}
     assert StoreSettings().timeout < CALL_TIMEOUT_S
@@ -312,5 +313,6 @@ async def test_a_command_reaches_replicas_by_the_keys_of_the_environment(monkeyp
 
     monkeypatch.setattr("shardbus.store.opening.open_store", open_memory)
     monkeypatch.setenv("SHARDBUS_SECURITY__SECRET", "cluster.secret")
-    await opened("cluster://127.0.0.1:9", "shop")
+    async with opened("cluster://127.0.0.1:9", "shop"):
+        pass
     assert opened_with["security"].secret == "cluster.secret"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -161,11 +162,10 @@ def test_the_store_is_looked_at_without_a_node_if_it_is_named(
         async def load_table(self, kind: str) -> StoredTable:
             return table(s4=(A, FENCE + 4))
 
-        async def close(self) -> None: ...
-
-    async def opened(url: str, cluster: str) -> Any:
+    @asynccontextmanager
+    async def opened(url: str, cluster: str) -> AsyncIterator[Any]:
         assert (url, cluster) == ("redis://x", "shop")
-        return Store()
+        yield Store()
 
     monkeypatch.setattr(doctor, "opened", opened)
     seen(CommandFailure("nobody", code=ExitCode.UNREACHABLE))
