@@ -23,6 +23,9 @@ Made by `docs/make_logs.py` from the declarations; do not edit.
 A node logs to standard error: for people on a terminal, JSON lines otherwise (`--log-format`).
 The few lines of the command itself, as "shardbus: left the cluster", are text in both forms, and
 begin so.
+If the application configures `logging` when it is imported, its handlers get the node's lines, too.
+`logging.config.dictConfig` switches off all loggers that exist, unless it has
+`"disable_existing_loggers": False`; the node's command switches those of shardbus on again.
 The library itself only uses the loggers `shardbus.*` of Python and configures nothing, so an
 application that embeds it decides.
 

@@ -94,6 +94,10 @@ class Handler(Generic[P, R]):
         self.__doc__ = getattr(function, "__doc__", None)
         self.__name__: str = getattr(function, "__name__", type(function).__name__)
         self.__isabstractmethod__: bool = getattr(function, "__isabstractmethod__", False)
+        # A decorator that makes the class anew, as `attrs.define` does for slots, sets its new
+        # class in the closures of its methods, which `super()` reads.
+        self.__wrapped__ = function
+        self.__closure__ = getattr(function, "__closure__", None)
 
     if TYPE_CHECKING:
 

@@ -30,6 +30,8 @@ NAME_MAX = 200
 """Characters of the name of a class."""
 TEXT_MAX = 16 * 1024
 """Characters of the text of an exception."""
+MEMBERS_MAX = 3
+"""Exceptions of a group in its text."""
 SHOWN_MAX = 100
 """Characters of a value in a message, by default."""
 TRACEBACK_MAX = 64 * 1024
@@ -38,6 +40,8 @@ _CUT = "..."
 HEAD = "Traceback (most recent call last):\n"
 _name = type.__dict__["__name__"].__get__
 """The name of a class by itself: a metaclass may define another `__name__`."""
+_members = BaseExceptionGroup.__dict__["exceptions"].__get__
+"""The exceptions in a group, whatever its class defines."""
 _traceback = BaseException.__dict__["__traceback__"].__get__
 """The traceback by itself: a class may define another `__traceback__`."""
 
@@ -77,8 +81,21 @@ def callable_name(function: object) -> str:
 
 
 def text_of(error: BaseException, most: int = TEXT_MAX) -> str:
-    """Return the text of an exception, of at most `most` characters."""
-    return written(error, most)
+    """Return the text of an exception, of at most `most` characters. A group has the exceptions
+    that it contains behind its own text, which counts them only."""
+    if not is_a(error, BaseExceptionGroup):
+        return written(error, most)
+    named: list[str] = []
+    members = list(_members(error))
+    while members and len(named) < MEMBERS_MAX:
+        member = members.pop(0)
+        if is_a(member, BaseExceptionGroup):
+            members[:0] = _members(member)
+        else:
+            named.append(f"{type_name(member)}: {written(member, most)}".removesuffix(": "))
+    if members:
+        named.append(_CUT)
+    return plain(f"{written(error, most)}: {'; '.join(named)}", most)
 
 
 def written(value: object, most: int = TEXT_MAX) -> str:

@@ -330,7 +330,8 @@ def described(function: Callable[..., Any]) -> Callable[..., Any]:
     if isinstance(function, FunctionType):
         return function
     inner = layers(function)[-1]
-    source = inner if isinstance(inner, FunctionType) else type(inner).__call__
+    is_function = hasattr(inner, "__globals__")  # Cython's functions are of another class
+    source = inner if is_function else type(inner).__call__
 
     def shape() -> None: ...
 

@@ -166,6 +166,15 @@ def unblock_handlers() -> None:
                     handler.setStream(LineStream(stream.fileno()))
 
 
+def enable_loggers() -> None:
+    """Switch the loggers of shardbus on again: `logging.config.dictConfig` of the application
+    switches off all loggers that exist, unless it says `"disable_existing_loggers": False`. Called
+    once the application is loaded."""
+    for name, logger in logging.Logger.manager.loggerDict.items():
+        if isinstance(logger, logging.Logger) and f"{name}.".startswith("shardbus."):
+            logger.disabled = False
+
+
 def configure(level: str, form: str, stream: TextIO | None = None, node: str = "") -> None:
     """Send logs to `stream` (standard error): lines of shardbus from `level` on, others' warnings.
     Nothing waits for the reader of the stream (`log_writer`).

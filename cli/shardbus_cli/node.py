@@ -169,10 +169,11 @@ def _load_and_run(
     from shardbus.config.loading import for_types, origins
     from shardbus_cli.app_loader import load_app
     from shardbus_cli.config import checks_of, settings_for
-    from shardbus_cli.logs import unblock_handlers
+    from shardbus_cli.logs import enable_loggers, unblock_handlers
 
     bus = load_app(app)
     unblock_handlers()
+    enable_loggers()
     layers = for_types(layers, bus.types)
     settings = settings_for(layers, bus)
     for look in checks_of(bus, settings).values():

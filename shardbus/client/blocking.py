@@ -31,7 +31,7 @@ from shardbus.client.work_queue import (
 )
 from shardbus.errors import LocalProtocolError, NodeLost
 from shardbus.ids import check_id
-from shardbus.routing.refs import Ref, milliseconds, named, pack, question
+from shardbus.routing.refs import ThreadRef, milliseconds, named, pack, question
 from shardbus.routing.region import Region
 from shardbus.routing.router import LoopSender
 from shardbus.transport.asks import Key
@@ -305,7 +305,7 @@ class Client(BlockingTowards):
         Raises as `AsyncClient.ref`."""
         sender = ThreadSender(self._bridge, self._router(kind))
         interface = getattr(kind, "__shardbus_interface__", None)
-        return cast("type[E]", Ref(sender, entity_id, self._timeout_ms, interface))
+        return cast("type[E]", ThreadRef(sender, entity_id, self._timeout_ms, interface))
 
     def to(self, policy: str, *, key: object = None, after: object = None) -> BlockingTowards:
         """Send to types with instances by this router, as `AsyncClient.to`."""
@@ -395,7 +395,7 @@ class Client(BlockingTowards):
         sender, timeout_ms = ThreadSender(self._bridge, self._router(kind)), self._timeout_ms
 
         def call(entity_id: str) -> None:
-            action(Ref(sender, entity_id, timeout_ms))
+            action(ThreadRef(sender, entity_id, timeout_ms))
 
         return call_each_here(
             self.stored(kind, prefix=prefix, shard=shard), call, rate=rate, on_error=on_error

@@ -9,6 +9,10 @@ connects to the address that was known before.
 While no file descriptor is left, asyncio tries once a second to accept a connection, and reports
 each time with a traceback. This loop reports it in one line, in intervals.
 
+Before Python 3.14 asyncio takes the watcher of child processes from the policy of event loops. An
+application may have installed the policy of another loop when it was imported, as `uvloop.install`
+does; that policy has no watcher for this loop, so handlers could start no process.
+
 Source: docs/architecture.md.
 """
 
@@ -16,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from typing import Any
 
 from shardbus.guarded_log import GuardedLog
@@ -30,6 +35,12 @@ NO_DESCRIPTOR = "socket.accept() out of system resource"
 REPORT_EVERY_S = 10.0
 WITHIN_S = 1.0
 """Seconds for a look-up; a store gives a whole call about twice as long."""
+
+
+def take_own_policy() -> None:
+    """Let asyncio watch child processes for this loop, whatever policy the application has set."""
+    if sys.version_info < (3, 14):
+        asyncio.set_event_loop_policy(None)
 
 
 class NodeEventLoop(asyncio.SelectorEventLoop):

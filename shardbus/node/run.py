@@ -41,7 +41,7 @@ from shardbus.membership.events import DOWNED, LEFT, SetService, Stopped
 from shardbus.membership.member import Service, Status
 from shardbus.node.app_version import version_source, with_version
 from shardbus.node.deadline import DOWNED_S, NOT_DRAINED, Deadline, Output
-from shardbus.node.event_loop import NodeEventLoop
+from shardbus.node.event_loop import NodeEventLoop, take_own_policy
 from shardbus.node.file_descriptors import FileDescriptors
 from shardbus.node.node import Node
 from shardbus.node.rejoining import contacts, named, next_turn, store_answers
@@ -108,6 +108,7 @@ def run_node(
     deadline.start()
     run = _NodeRun(bus, settings, administer, output, ready_fd, supervisor, deadline)
     run.rejoins_by, run.turn, run.start_anew = rejoins_by, turn, start_anew
+    take_own_policy()
     try:
         with asyncio.Runner(loop_factory=NodeEventLoop) as runner:
             code = run_to_end(runner.get_loop(), _with_descriptors(run.run()))

@@ -14,7 +14,7 @@ Source: docs/how-to/send.md; B.48, B.140.
 from __future__ import annotations
 
 import contextlib
-from typing import Any, NoReturn, Self, SupportsIndex
+from typing import Any, ClassVar, NoReturn, Self, SupportsIndex
 
 from shardbus.config.options import TEN_YEARS, Option, ValueType, parse
 from shardbus.deliveries.numbers import KEY_MAX
@@ -23,6 +23,7 @@ from shardbus.ids import check_text
 from shardbus.routing.instance_policies import choice_of
 from shardbus.routing.instance_sender import Picked
 from shardbus.routing.router import Messages, Sender
+from shardbus.routing.sent import awaited, copied
 from shardbus.routing.traced_sending import TracedSender
 from shardbus.transport.asks import Key
 from shardbus.wire.missing_handlers import no_attribute
@@ -232,13 +233,28 @@ class Call(Addressed):
         )
 
 
-class PickedCall(Call):
+@awaited
+class LoopCall(Call):
+    """A handler of an entity, for code in the loop: each verb returns an awaitable. Libraries take
+    it, and its verbs, for coroutine functions, and call them in the loop, not in a thread."""
+
+    __slots__ = ()
+
+    __call__ = awaited(copied(Call.__call__))
+    tell = awaited(copied(Call.tell))
+    deliver = awaited(copied(Call.deliver))
+    deliver_nowait = awaited(copied(Call.deliver_nowait))
+    ask = awaited(copied(Call.ask))
+
+
+class PickedCall(LoopCall):
     """A handler of an entity with instances, by a router that stays with the instance that it has
     picked. It requests another one when the version of the rows has changed: one comparison per
     message."""
 
     __slots__ = ()
 
+    @awaited
     def tell(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs or (len(args) != self._count and len(args) not in self._method.counts):
             payload = self._method.encode(args, kwargs)
@@ -258,13 +274,14 @@ class PickedCall(Call):
         return self._sender.done if out.writable else out.until_room
 
 
-class TracedCall(Call):
+class TracedCall(LoopCall):
     """A handler in a process with tracing. A message that is not traced goes past its sender;
     `routing.tracing` says why that is written out here."""
 
     __slots__ = ()
     _sender: TracedSender
 
+    @awaited
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         sender, payload, decode = self._sender, self._pack(args, kwargs), self._method.decode_result
         tracer = sender.tracer
@@ -275,6 +292,7 @@ class TracedCall(Call):
         tracer.left = left + 1  # the sender counts it
         return sender.ask(self._key, self._id, payload, self._timeout_ms, decode)
 
+    @awaited
     def tell(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs or (len(args) != self._count and len(args) not in self._method.counts):
             payload = self._method.encode(args, kwargs)
@@ -298,6 +316,8 @@ class TracedCall(Call):
 class Ref(Addressed):
     """A reference to one entity. Its attributes are the entity's handlers. The sender decides
     whether a verb returns an awaitable or, in a thread, the outcome."""
+
+    _calls: ClassVar[type[Call]] = LoopCall
 
     def __init__(
         self,
@@ -329,9 +349,11 @@ class Ref(Addressed):
         if method is None:
             raise no_attribute(self._interface, name)
         sender, route = self._sender, self._route
-        kind: type[Call] = PickedCall if isinstance(route, Picked) else Call
+        kind = self._calls
         if isinstance(sender, TracedSender):
             kind = TracedCall
+        elif isinstance(route, Picked):
+            kind = PickedCall
         call = kind(sender, self.entity_id, route, method, self._timeout_ms)
         setattr(self, name, call)  # an access to __dict__ would create a dict for each reference
         return call
@@ -341,7 +363,7 @@ class Ref(Addressed):
 
     def within(self, timeout: float) -> Ref:
         """Return a reference to the same entity with another deadline for asks, in seconds."""
-        return Ref(self._sender, self.entity_id, milliseconds(timeout), self._interface)
+        return type(self)(self._sender, self.entity_id, milliseconds(timeout), self._interface)
 
     def to(self, policy: str, *, key: object = None, after: object = None) -> Ref:
         """Return a reference to the same entity by another router, of a type with instances.
@@ -350,7 +372,7 @@ class Ref(Addressed):
             ConfigError: the type has none, or there is no such router.
         """
         sender = self._sender.by(choice_of(policy, key, after))
-        return Ref(sender, self.entity_id, self._timeout_ms, self._interface)
+        return type(self)(sender, self.entity_id, self._timeout_ms, self._interface)
 
     def start_entity(self) -> Any:
         """Start the entity without a message, or by `all` each of its instances. Returns a future
@@ -364,6 +386,13 @@ class Ref(Addressed):
     def ask(self, message: object) -> Any:
         """Ask `receive`."""
         return ask(self._sender, self.entity_id, message, (), self._timeout_ms)
+
+
+class ThreadRef(Ref):
+    """A reference for threads, whose verbs return the outcome itself: libraries call them in any
+    thread."""
+
+    _calls = Call
 
 
 def duration(value: float | str) -> float:

@@ -28,6 +28,7 @@ from shardbus.errors import ConfigError, Unhandled
 from shardbus.ids import check_id
 from shardbus.routing.refs import NO_ARGUMENTS, START, ask, milliseconds, start_entity
 from shardbus.routing.router import Sender
+from shardbus.routing.sent import awaited
 from shardbus.wire.schema import Interface
 
 SAMPLES = (
@@ -69,6 +70,7 @@ class Region:
     def __init__(self, interface: Interface, owner: Callable[[], Owner], timeout_ms: int) -> None:
         self._interface, self._owner, self._timeout_ms = interface, owner, timeout_ms
 
+    @awaited
     def tell(self, message: object) -> Any:
         """Send to the entity that the message names. Returns an awaitable that waits while the send
         buffer is full.
@@ -84,6 +86,7 @@ class Region:
         entity_id, received = self._addressed(owner, message)
         return owner.sender.send(entity_id, received)
 
+    @awaited
     def ask(self, message: object, timeout: float | None = None) -> asyncio.Future[Any]:
         """Ask the entity that the message names, for at most `timeout` seconds. Raises as `tell`,
         and as `Ref.ask`."""

@@ -32,6 +32,7 @@ from shardbus.wire.batch import METHOD_MAX
 from shardbus.wire.instances import ReadAll, reader_of_many
 from shardbus.wire.misfit import Misfit, described, text_of
 from shardbus.wire.nesting import NESTING_MAX, check_nesting
+from shardbus.wire.places import located
 from shardbus.wire.plain_values import SCALARS, check_plain, is_flat
 from shardbus.wire.shapes import NO_CHECK, UNTYPED, Check, Shape, class_of, shape_of, taken_classes
 from shardbus.wire.values import Pack, from_wire, is_model, pack_whole
@@ -217,7 +218,7 @@ def answer_encoder(shape: Shape) -> Pack:
         try:
             return pack_whole(value) if type(value) in taken else pack(value)
         except BaseException as e:  # a class of the application's may raise anything
-            raise _refusal("the answer", e) from None
+            raise _refusal("the answer", located(e, value)) from None
 
     return encode
 
@@ -234,7 +235,7 @@ def encoder(where: str, pack: Pack) -> Pack:
         try:
             return pack(value)
         except BaseException as e:  # a class of the application's may raise anything
-            raise _refusal(where, e) from None
+            raise _refusal(where, located(e, value)) from None
 
     return encode
 
@@ -386,7 +387,8 @@ class Method(msgspec.Struct, frozen=True):
         try:
             return self.pack(args)
         except BaseException as e:  # a class of the application's may raise anything
-            raise _refusal(self.name, e) from None
+            names = tuple(parameter.name for parameter in self.parameters)
+            raise _refusal(self.name, located(e, args, names)) from None
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         bound = inspect.Signature(self.parameters).bind(*args, **kwargs)

@@ -70,6 +70,11 @@ def shape_of(where: str, declared: Any) -> Shape:
         msgspec.msgpack.Decoder(declared, dec_hook=from_wire)
     except (TypeError, ValueError) as e:
         raise ConfigError(f"{where} cannot be a message type: {described(e)}") from None
+    except RecursionError:
+        raise ConfigError(
+            f"{where} cannot be a message type: an alias contains itself",
+            hint="give the type that contains itself a class, such as a dataclass with a field",
+        ) from None
     return Shape(_Checks().of(info), survey.nests, survey.runs_code)
 
 

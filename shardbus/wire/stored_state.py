@@ -39,6 +39,7 @@ from shardbus.error_text import type_name
 from shardbus.errors import ConfigError, RemoteProtocolError, SchemaError, StateUnreadable
 from shardbus.inflate import inflate
 from shardbus.wire.misfit import Misfit, described, text_of
+from shardbus.wire.places import located
 from shardbus.wire.proofs import Proof, proof_of
 from shardbus.wire.round_trip import check_same
 from shardbus.wire.schema import Decode, decode_value, encode_value, packer
@@ -125,7 +126,7 @@ class StateCodec:
                 data = self.pack(state)
                 check_same(state, self.decode(data))
         except BaseException as error:  # a class of the application's may raise anything
-            raise self._unstorable(error) from None
+            raise self._unstorable(located(error, state)) from None
         return data if self.version == 1 else joined(self.version, data)
 
     def _unstorable(self, error: BaseException) -> SchemaError:

@@ -28,6 +28,7 @@ from typing import Any
 import msgspec
 
 from shardbus.wire.misfit import Misfit, described
+from shardbus.wire.places import Unsendable, located
 from shardbus.wire.round_trip import check_same
 
 Pack = Callable[[Any], bytes]
@@ -177,16 +178,17 @@ def from_wire(wanted: Any, value: object) -> object:
 
 
 def _whole(value: Any) -> Any:
-    return _model_of(_checked(type(value))).whole(value)
+    return _model_of(_checked(value)).whole(value)
 
 
 def _without_defaults(value: Any) -> Any:
-    return _model_of(_checked(type(value))).without_defaults(value)
+    return _model_of(_checked(value)).without_defaults(value)
 
 
-def _checked(cls: Any) -> Any:
+def _checked(value: Any) -> Any:
+    cls = type(value)
     if not is_model(cls):
-        raise Misfit(f"a {cls.__name__} cannot travel")
+        raise Unsendable(value)
     return cls
 
 
@@ -197,15 +199,15 @@ def _packer(*ways: Callable[[Any], Any]) -> Pack:
 
     def hook(value: Any) -> msgspec.Raw:
         cls = type(value)
-        misfit = Misfit(f"a {cls.__name__} cannot travel")
+        misfit = Unsendable(value)
         for pack in packs if is_model(cls) else ():
             try:
                 payload = pack(value)
                 check_same(value, from_wire(cls, _decode_any(payload)))
             except Misfit as e:
-                misfit = Misfit(f"a {cls.__name__} cannot travel: {e}")
+                misfit = Unsendable(value, f": {located(e, value)}")
             except BaseException as e:  # a class may raise anything when it is read
-                misfit = Misfit(f"a {cls.__name__} cannot travel: {described(e)}")
+                misfit = Unsendable(value, f": {described(e)}")
             else:
                 return msgspec.Raw(payload)
         raise misfit

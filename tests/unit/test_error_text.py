@@ -53,6 +53,18 @@ def test_a_text_is_what_str_returns() -> None:
     assert (long, len(long)) == ("xxxxxxx...", 10)
 
 
+def test_a_group_names_the_exceptions_in_it() -> None:
+    """Its own text only counts them: "unhandled errors in a TaskGroup (2 sub-exceptions)"."""
+    inner = ExceptionGroup("inner", [KeyError(), ValueError("two")])
+    group = ExceptionGroup("outer", [OSError("one"), inner])
+    assert described(group) == (
+        "ExceptionGroup: outer (2 sub-exceptions): OSError: one; KeyError; ValueError: two"
+    )
+    many = BaseExceptionGroup("many", [ValueError(str(n)) for n in range(9)])
+    assert text_of(many).endswith(": ValueError: 0; ValueError: 1; ValueError: 2; ...")
+    assert len(text_of(many, 30)) == 30
+
+
 def test_escaping_keeps_the_bound() -> None:
     assert len(text_of(ValueError("\udce9" * 50), 60)) == 60
 

@@ -6,14 +6,17 @@ import abc
 import asyncio
 import contextlib
 import contextvars
+import datetime
 import functools
+import inspect
 import types
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
+import attrs
 import pytest
 
-from shardbus import Entity, EntityFailed, ShardBus, StopReason, behaviour, handler
+from shardbus import Entity, EntityFailed, SchemaError, ShardBus, StopReason, behaviour, handler
 from shardbus.entities.entity_type import EntityType
 from shardbus.errors import ConfigError
 from shardbus.testing import EntityProbe
@@ -562,6 +565,58 @@ async def test_a_handler_is_a_plain_method_inside_its_entity() -> None:
 
     async with EntityProbe(Good, "a") as probe:
         assert await probe.ask("twice") == "Good 1, Good 2"
+
+
+class Compiled:
+    """A method as Cython compiles it: it has the attributes of a function, and another class."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        self.__name__, self.__qualname__ = function.__name__, function.__qualname__
+        self.__globals__, self.__annotations__ = function.__globals__, function.__annotations__
+        self.__signature__ = inspect.signature(function)
+
+    def __call__(self, *args: Any) -> Any:
+        return self.function(*args)
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        return types.MethodType(self.function, instance)
+
+
+async def test_the_annotations_of_a_compiled_handler_count() -> None:
+    @handler
+    @Compiled
+    def act(self: Any, deadline: datetime.date) -> datetime.date:
+        return deadline
+
+    async with EntityProbe(type("Good", (Entity,), {"act": act}), "a") as probe:
+        ref: Any = probe.ref
+        today = datetime.date(2026, 1, 1)
+        assert await ref.act(today) == today
+        with pytest.raises(SchemaError):
+            await ref.act(3)
+
+
+async def test_a_class_that_is_made_anew_may_call_super() -> None:
+    """`attrs.define`, and dataclasses with slots from Python 3.14 on, copy a class, and set the
+    copy in the closures of its methods."""
+
+    class Base(Entity):
+        def title(self) -> str:
+            return "base"
+
+    @attrs.define
+    class Good(Base):
+        count: int = 0
+
+        @handler
+        def title_of(self) -> str:
+            self.count += 1
+            return f"{super().title()} {self.count}"
+
+    async with EntityProbe(Good, "a") as probe:
+        assert await probe.ref.title_of() == "base 1"
+    assert inspect.unwrap(vars(Good)["title_of"]).__name__ == "title_of"
 
 
 async def test_hooks_may_stand_under_decorators() -> None:

@@ -36,7 +36,7 @@ from shardbus_cli.config import checks_of, layers_of, settings_for
 from shardbus_cli.dev.guide import example_of, ways_to_other_shards
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.line_writer import Console
-from shardbus_cli.logs import configure, recent_lines, unblock_handlers
+from shardbus_cli.logs import configure, enable_loggers, recent_lines, unblock_handlers
 from shardbus_cli.output import error
 from shardbus_cli.process_end import ProcessEnd
 
@@ -131,6 +131,7 @@ def _run(task: dict[str, Any], link: DevLink) -> int:
     address = str(Address.advertised(settings.node.host, settings.node.port))
     configure(settings.log.level, settings.log.format, node=address)
     unblock_handlers()
+    enable_loggers()
     for look in checks_of(bus, settings).values():
         look()
     link.report("loaded", cluster=bus.name, example=_example(bus))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
 import pickle
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,7 +16,8 @@ from shardbus.client.thread_bridge import ThreadBridge, ThreadSender
 from shardbus.config.settings import ShardingSettings
 from shardbus.routing.instance_policies import Choice
 from shardbus.routing.instance_sender import SENDERS_MAX, InstanceSender, sender_of
-from shardbus.routing.refs import Ref, check_key
+from shardbus.routing.refs import Call, LoopCall, PickedCall, Ref, ThreadRef, TracedCall, check_key
+from shardbus.routing.region import Region
 from shardbus.routing.router import LoopSender, Router
 from shardbus.sharding.region.region import ShardRegion
 from shardbus.transport.asks import CoarseClock
@@ -65,7 +67,7 @@ class Maker:
     def __call__(self, entity_id: str, sender: LoopSender | None = None, timeout: int = 1) -> Any:
         sender = sender or self.sender
         if self.form == "blocking":
-            return Ref(ThreadSender(self.bridge, sender), entity_id, timeout)
+            return ThreadRef(ThreadSender(self.bridge, sender), entity_id, timeout)
         return Ref(sender, entity_id, timeout)
 
 
@@ -118,7 +120,7 @@ async def test_pickle_refuses_references_and_says_why(make: Maker, protocol: int
 async def test_a_reference_cannot_be_sent_and_the_error_names_it(make: Maker) -> None:
     ref = make("a")
     for value in (ref, ref.add, [ref.copy]):
-        with pytest.raises(SchemaError, match=r"a (Ref|(Picked)?Call) cannot travel"):
+        with pytest.raises(SchemaError, match=r"a ((Thread)?Ref|(Loop|Picked)?Call) cannot travel"):
             ref.add.tell(value)
 
 
@@ -219,3 +221,31 @@ async def test_an_argument_that_may_be_meant_for_the_handler_is_refused() -> Non
         lock.deliver_nowait("a", within="3s")
     with pytest.raises(AttributeError, match="deliverer"):  # it would be sent
         lock.ask("a", key="k")
+
+
+def taken_for_a_coroutine_function(function: Any) -> bool:
+    marks = inspect if hasattr(inspect, "markcoroutinefunction") else asyncio  # Python 3.11
+    return bool(marks.iscoroutinefunction(function))
+
+
+@pytest.mark.parametrize("verb", ["__call__", "tell", "deliver", "deliver_nowait", "ask"])
+async def test_libraries_call_the_verbs_of_the_loop_in_the_loop(make: Maker, verb: str) -> None:
+    """A web framework or a scheduler runs a function that it takes for a plain one in a thread,
+    where only a blocking reference may be used."""
+    ref, in_loop = make("a"), make.form != "blocking"
+    for add in (ref.add, ref.within(3).add):
+        assert taken_for_a_coroutine_function(add) == in_loop
+        assert taken_for_a_coroutine_function(getattr(add, verb)) == in_loop
+        assert not taken_for_a_coroutine_function(add.tell_nowait)
+
+
+@pytest.mark.parametrize("kind", [LoopCall, PickedCall, TracedCall])
+@pytest.mark.parametrize("verb", ["__call__", "tell", "deliver", "deliver_nowait", "ask"])
+def test_each_kind_of_call_in_the_loop_is_marked(kind: type[Call], verb: str) -> None:
+    assert taken_for_a_coroutine_function(getattr(kind, verb))
+    assert not taken_for_a_coroutine_function(getattr(Call, verb))
+
+
+@pytest.mark.parametrize("verb", ["tell", "ask"])
+def test_libraries_call_the_verbs_of_a_region_in_the_loop(verb: str) -> None:
+    assert taken_for_a_coroutine_function(getattr(Region, verb))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import sys
 import uuid
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
@@ -429,3 +430,11 @@ def test_receive_with_two_arguments_of_one_generic_class_is_refused() -> None:
         ConfigError, match=r"a .*Page\[int\] or a .*Page\[str\], which look the same"
     ):
         receiver(Page[int] | Page[str])
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="it has no `type` statement")
+def test_an_alias_that_contains_itself_is_refused() -> None:
+    names: dict[str, Any] = {}
+    exec("type Tree = dict[str, Tree] | int", names)
+    with pytest.raises(ConfigError, match="handler put: tree cannot be a message type: an alias"):
+        shape_of("handler put: tree", names["Tree"])
