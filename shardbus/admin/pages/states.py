@@ -194,7 +194,7 @@ async def _change_state(
 async def answer_stored(
     admin: Administration, name: str, shard: str, prefix: str, cursor: str, limit: int
 ) -> tuple[list[str], str | None]:
-    """About `limit` ids of entities with a stored state, or with events, of one shard or of all, and
+    """About `limit` ids of entities with a stored state or with events, of one shard or of all, and
     the next cursor.
 
     Raises:
