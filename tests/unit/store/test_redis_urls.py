@@ -104,6 +104,13 @@ def test_an_unfit_server_is_refused(change: dict[str, Any], durability: str, say
         judge({**FIT, **change}, "", "everysec", "redis://h", durability)
 
 
+def test_a_server_that_reads_its_log_as_a_user_without_rights_is_refused() -> None:
+    with pytest.raises(ConfigError, match="may not run ZADD"):
+        judge(FIT, "", "always", "redis://h", "disk", "ZADD")
+    judge(FIT, "", "always", "redis://h", "cache", "ZADD")
+    judge({**FIT, "valkey_version": "9.1.2"}, "", "always", "redis://h", "disk", "ZADD")
+
+
 def test_a_replica_is_not_a_fault_of_the_settings() -> None:
     with pytest.raises(StoreUnavailable, match="replica"):
         judge({**FIT, "role": "slave"}, "", "everysec", "redis://h", "disk")
