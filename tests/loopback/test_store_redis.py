@@ -430,7 +430,7 @@ async def test_a_server_whose_default_user_lacks_rights_is_taken_if_it_reads_its
     tmp_path: Path, binary: Path
 ) -> None:
     """Redis 7 and 8 leave a script's writes out, as `findings/redis_leaves_scripts_out.sh` shows."""
-    users = "--user default off --user bus on >hush ~* &* +@all".split()
+    users = ["--user", "default", "off", "--user", "bus", "on", ">hush", "~*", "&*", "+@all"]
     with RedisServer(tmp_path / "redis", *users, binary=binary) as server:
         store = open_store(server.url().replace("://", "://bus:hush@"), cluster="shop")
         with redis.Redis(port=server.port, username="bus", password="hush") as client:
