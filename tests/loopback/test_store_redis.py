@@ -429,7 +429,7 @@ async def test_a_user_of_the_access_list_needs_only_our_keys_and_scripts(
 async def test_a_server_whose_default_user_lacks_rights_is_taken_if_it_reads_its_whole_log(
     tmp_path: Path, binary: Path
 ) -> None:
-    """Redis 7 and 8 leave a script's writes out, as `findings/redis_leaves_scripts_out.sh` shows."""
+    """Redis 7 and 8 leave writes of scripts out: `findings/redis_leaves_scripts_out.sh`."""
     users = ["--user", "default", "off", "--user", "bus", "on", ">hush", "~*", "&*", "+@all"]
     with RedisServer(tmp_path / "redis", *users, binary=binary) as server:
         store = open_store(server.url().replace("://", "://bus:hush@"), cluster="shop")
