@@ -372,7 +372,7 @@ ANY_DUE = Script(
     """
 local found = {}
 for i, key in ipairs(KEYS) do
-  found[i] = redis.call('EXISTS', key)
+  found[i] = math.min(redis.call('ZCARD', key), 1)
 end
 return found
 """,
@@ -643,8 +643,8 @@ redis.call('DEL', KEYS[2])
 return redis.call('HDEL', KEYS[1], ARGV[3])
 """)
 
-# KEYS a hash and a sorted set of its own. Runs every command that another script runs, and leaves
-# nothing behind.
+# KEYS a hash and a sorted set of its own. Runs every command that another script runs, but INFO,
+# which a server may hide. Leaves nothing behind.
 ACCESS = Script(
     """
 redis.call('TIME')
@@ -660,6 +660,11 @@ redis.call('HGETALL', KEYS[1])
 redis.call('HDEL', KEYS[1], 'n')
 redis.call('ZADD', KEYS[2], 0, 'n')
 redis.call('ZRANGEBYLEX', KEYS[2], '-', '+')
+redis.call('ZCARD', KEYS[2])
+redis.call('ZCOUNT', KEYS[2], 0, 0)
+redis.call('ZRANGE', KEYS[2], 0, 0)
+redis.call('ZRANK', KEYS[2], 'n')
+redis.call('ZSCORE', KEYS[2], 'n')
 redis.call('ZREM', KEYS[2], 'n')
 return redis.call('DEL', KEYS[1], KEYS[2])
 """

@@ -20,7 +20,7 @@ from redis.asyncio import Redis
 from shardbus.errors import ConfigError, StoreUnavailable
 from shardbus.ids import NodeId
 from shardbus.store.opening import open_store
-from shardbus.store.protocol import StateStore, on_new_server, problems_of
+from shardbus.store.protocol import StateStore, on_new_server, problems_of, reminder_store
 from shardbus.store.redis import RedisStore
 from shardbus.testing.store_suite import NASTY_IDS, StoreFactory, remembered, save, until
 from tests.redis_server import RedisServer, server_binary, valkey_binary
@@ -418,6 +418,9 @@ async def test_a_user_of_the_access_list_needs_only_our_keys_and_scripts(
         await store.start()
     await store.claim_epoch("counter", 1, "crc32/100")
     await store.add_remembered("counter", "7", ["a"], 1)
+    reminders = reminder_store(store)
+    assert reminders is not None
+    assert await reminders.due_shards("counter") == []
     assert await store.acquire_lease("sbr", "a", 60.0) is not None
     await store.close()
     with pytest.raises(ConfigError, match="scripting"):
