@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from shardbus.app import ShardBus
     from shardbus.entities import entity_type
     from shardbus.store.protocol import StateStore
+    from shardbus.wire.stored_events import EventCodec
     from shardbus.wire.stored_state import StateCodec
 
 app = typer.Typer(help="The stored states of entities.", no_args_is_help=True)
@@ -54,6 +55,8 @@ app.command("import")(state_changes.import_)
 T = TypeVar("T")
 LISTED = 100
 NAMED_MAX = 20
+PAGE = 1000
+"""Journals, and events of one, that are read at once."""
 """States that a check names; it counts the others."""
 SHOWN = 80
 """Characters of a state in a list."""
@@ -178,7 +181,8 @@ def check(
     cluster: ClusterName = None,
     as_json: Json = False,
 ) -> None:
-    """Read every stored state by the classes of an application; exit code 5 if one cannot be."""
+    """Read every stored state and event by the classes of an application; exit code 5 if one cannot
+    be."""
     app_or_project(application, app)  # an error says that one is needed
     named = NamedCluster(cluster, app_named(application, app), NODE_URL, by_app=True)
     bus, name_of_cluster = cast("ShardBus", named.bus), named.name
@@ -190,11 +194,13 @@ def check(
     chosen = {name: kind for name, kind in chosen.items() if not types or name in types}
 
     async def read(listed: StateStore) -> dict[str, dict[str, Any]]:
-        check = {True: _checked_merged, False: _checked}
-        return {
-            name: await check[kind.merged is not None](listed, kind)
-            for name, kind in chosen.items()
-        }
+        found: dict[str, dict[str, Any]] = {}
+        for name, kind in chosen.items():
+            check = _checked if kind.merged is None else _checked_merged
+            found[name] = await check(listed, kind)
+            if kind.events is not None:
+                await _check_events(listed, kind.events, found[name])
+        return found
 
     found = _with_store(store, name_of_cluster, read)
     if as_json:
@@ -204,6 +210,8 @@ def check(
             versions = ", ".join(f"{n} of version {v}" for v, n in one["versions"].items())
             states = output.counted(one["read"], "state")
             output.data(f"{name}: {states} read{', ' if versions else ''}{versions}")
+            if "events" in one:
+                output.data(f"{name}: {output.counted(one['events'], 'event')} read")
             for line in one["unreadable"]:
                 output.data(output.safe(f"{name}: {line}"))
             if one["failed"] > len(one["unreadable"]):
@@ -234,6 +242,31 @@ async def _checked(listed: StateStore, kind: entity_type.EntityType) -> dict[str
             versions[version] = versions.get(version, 0) + 1
     known = dict(sorted(versions.items()))
     return {"read": read, "failed": failed, "versions": known, "unreadable": named}
+
+
+async def _check_events(listed: StateStore, events: EventCodec, result: dict[str, Any]) -> None:
+    """Read the events of a type, and add their number and the first that cannot be read of each
+    entity to the result of `_checked`."""
+    from shardbus.errors import StateUnreadable
+    from shardbus.store.journal_protocol import journals_of
+
+    kind, journals, cursor = events.entity_type, journals_of(listed), None
+    result["events"] = 0
+    while journals is not None:
+        places, cursor = await journals.page(kind, cursor, PAGE)
+        for shard, entity_id in places:
+            page = await journals.read(kind, shard, entity_id, 0, PAGE)
+            try:
+                while page.entries:
+                    for number, entry in enumerate(page.entries, page.first):
+                        events.read(entity_id, number, entry, events.classes)
+                        result["events"] += 1
+                    page = await journals.read(kind, shard, entity_id, page.end, PAGE)
+            except StateUnreadable as error:
+                result["failed"] += 1
+                result["unreadable"] += [str(error)][: NAMED_MAX - len(result["unreadable"])]
+        if cursor is None:
+            return
 
 
 async def _checked_merged(listed: StateStore, kind: entity_type.EntityType) -> dict[str, Any]:

@@ -314,9 +314,10 @@ class AsyncClient(Towards):
     async def stored(
         self, kind: str | type, *, prefix: str = "", shard: str | None = None
     ) -> AsyncIterator[str]:
-        """Yield the ids of the type's entities that have a stored state, from the nodes' store, one
-        page in memory: `async for id in client.stored(Cart)`. With `prefix`, only ids that begin
-        with it; with `shard`, only ids of that shard.
+        """Yield the ids of the type's entities that have a stored state, of an event-sourced type
+        those that have events, from the nodes' store, one page in memory: `async for id in
+        client.stored(Cart)`. With `prefix`, only ids that begin with it; with `shard`, only ids of
+        that shard.
 
         An entity that has a state all the time comes at least once. With a store in Redis one may
         come twice. Each page may take the client's `timeout`.
@@ -349,7 +350,7 @@ class AsyncClient(Towards):
         timeout: float | None = None,
         on_error: Callable[[str, Exception], object] | None = None,
     ) -> ForEach:
-        """Call a handler of each entity of the type that has a stored state, which starts it.
+        """Call a handler of each entity of the type that `stored` yields, which starts it.
 
         Args:
             action: the name of a handler, called with `args`; or a function that takes a reference

@@ -347,7 +347,7 @@ class Client(BlockingTowards):
     def stored(
         self, kind: str | type, *, prefix: str = "", shard: str | None = None
     ) -> Iterator[str]:
-        """Yield the ids of entities that have a stored state, as `AsyncClient.stored`."""
+        """Yield the ids of entities that have a stored state or events, as `AsyncClient.stored`."""
         ids = self._client.stored(kind, prefix=prefix, shard=shard)
 
         async def some() -> list[str]:
@@ -374,7 +374,7 @@ class Client(BlockingTowards):
         timeout: float | None = None,
         on_error: Callable[[str, Exception], object] | None = None,
     ) -> ForEach:
-        """Call a handler of each entity of the type that has a stored state, as
+        """Call a handler of each entity of the type that `stored` yields, as
         `AsyncClient.for_each`. A function as `action` takes a blocking reference and runs in this
         thread, one call after the other; `on_error` runs in the client's thread otherwise."""
         if isinstance(action, str):

@@ -10,7 +10,9 @@ that they had, so the receivers recognise messages that they have handled.
 
 One process has an outbox open at a time. It holds a lease, whose counter is the fence of the
 journal and the era of its deliveries: appends of a former opener are refused, and so are its late
-deliveries. An outbox whose lease is lost takes nothing any more.
+deliveries. A lease that ran out, as while the store was away, is taken again under a later fence if
+no other process was the opener meanwhile; steps under way are then repeated under that fence.
+Otherwise the outbox takes nothing any more.
 
 Messages that are sent while an append is under way go together in the next one. An append without
 an answer is sent again, to any node, under the same operation id.
@@ -103,6 +105,7 @@ class ClientOutbox:
         self.failed: Counter[str] = Counter()
         """Deliveries that were given up, by reason."""
         self._fence = self._last = self._trimmed = 0
+        self._reopening = asyncio.Lock()
         self._waiting: deque[_Taken] = deque()
         self._appending: list[_Taken] = []
         """Messages of the append that is under way."""
@@ -227,9 +230,10 @@ class ClientOutbox:
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + within
-        arguments = (OUTBOX_TYPE, step, self.name, self._owner, number, self._fence)
         while True:
             error: ShardBusError
+            fence = self._fence
+            arguments = (OUTBOX_TYPE, step, self.name, self._owner, number, fence)
             try:
                 answer = await self._ask(*arguments, list(entries), op_id, TTL_S)
             except (NodeLost, AskTimeout, BufferFull, EntityFailed) as raised:
@@ -239,8 +243,11 @@ class ClientOutbox:
                     return answer
                 kind, text, hint = answer["refused"]
                 if kind in ("StaleFence", "JournalConflict"):
-                    if not self._fence:
+                    if not fence:
                         return None  # at the opening, which waits for its turn
+                    left = max(until - loop.time(), AGAIN_S)
+                    if step != "open" and await self._reopened(fence, left):
+                        continue
                     raise self._stale(text)
                 if kind != "StoreUnavailable":
                     raise Refused(text, hint=hint)
@@ -248,6 +255,18 @@ class ClientOutbox:
             if loop.time() + AGAIN_S >= until:
                 raise error
             await asyncio.sleep(AGAIN_S)
+
+    async def _reopened(self, former: int, within: float) -> bool:
+        """Take a lease that was lost again. Returns True if the outbox has a later fence than
+        `former`, by this call or by one before.
+
+        Raises:
+            DeliveryFailed: another process was the opener since. Others: no answer in time.
+        """
+        async with self._reopening:
+            if self._fence == former:
+                self._fence = await self._step("open", within=within) or former
+        return self._fence > former
 
     def _stale(self, why: str) -> DeliveryFailed:
         """Take and send nothing any more: another process has the outbox, or had it."""
@@ -392,8 +411,9 @@ class ClientOutbox:
         while not self._lost:
             await asyncio.sleep(RENEW_S)
             with contextlib.suppress(ShardBusError):
+                fence = self._fence
                 if await self._step("renew", within=TTL_S) is False:
-                    self._fence = await self._step("open", within=TTL_S) or self._fence
+                    await self._reopened(fence, TTL_S)
 
     async def _trim(self) -> None:
         """Remove confirmed entries from the journal."""

@@ -392,11 +392,13 @@ class Reminding:
             raise
         finally:
             self.revert(activation)
+            # `claim_again` may have read the index anew, for which the entity is at work, too.
+            latest = self._shards.get(activation.shard, entry)
             if reminders is not None:
                 reminders.firing = None
-                if reminders.stored is not None and entry.is_open:
-                    self._handle(entry, Saved(activation.key, reminders.stored.due))
-            self._ends_later(entry, Ended(activation.key, done, raised))
+                if reminders.stored is not None and latest.is_open:
+                    self._handle(latest, Saved(activation.key, reminders.stored.due))
+            self._ends_later(latest, Ended(activation.key, done, raised))
 
     async def _end_firing(self, entry: ShardReminders, activation: Activation, entity: Any) -> None:
         """Store the record after a firing, if the handler has not."""

@@ -535,9 +535,7 @@ class KeyedCall:
         answer = read_answer(payload)
         if answer.code == AnswerCode.RESULT:
             return self._decode(answer.result)
-        if answer.code == AnswerCode.LOST_RESULT:
-            raise LookupError("it has been handled, and its result was not stored")
-        if answer.code == AnswerCode.OTHER_REQUEST:
+        if answer.code in (AnswerCode.LOST_RESULT, AnswerCode.OTHER_REQUEST):
             return answer
         return self._decode(payload)
 
@@ -549,9 +547,17 @@ class KeyedCall:
         elif (error := sent.exception()) is not None:
             self._failed(error)
         elif (result := sent.result()).__class__ is DeliveryAnswer:
-            self._failed(self._reused())
+            lost = result.code == AnswerCode.LOST_RESULT
+            self._failed(self._result_lost() if lost else self._reused())
         else:
             self.answer.set_result(result)
+
+    def _result_lost(self) -> EntityFailed:
+        return EntityFailed(
+            "ResultLost",
+            f"{self._method:.100} of {self._entity_id!r:.100}: the key {self._once!r:.200} has been"
+            " handled, and its result was not stored",
+        )
 
     def _reused(self) -> KeyReused:
         return KeyReused(

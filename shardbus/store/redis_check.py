@@ -10,6 +10,11 @@ Settings change while the server runs, and a failover brings another server. So 
 settings is repeated every `REPEAT_S`. A fault found then does not stop a node that runs; the log
 and `shardbus doctor` name it.
 
+Redis 7 and 8 check the rights of the user `default` again when they read their append-only file: a
+script's writes, which stand there as a transaction, are left out if that user lacks a right,
+although the server had acknowledged them (`findings/redis_leaves_scripts_out.sh`). So such a server
+is unfit. Only a user with the right `acl|dryrun` can see it; Valkey is not concerned.
+
 Source: N.7.
 """
 
@@ -28,13 +33,15 @@ from shardbus.store.redis_scripts import ACCESS
 OLDEST = (6, 0)
 FIRST_WITH_WAITAOF = (7, 2)
 REPEAT_S = 30.0
+WRITES = (("HSET", 2), ("HDEL", 1), ("ZADD", 2), ("ZREM", 1), ("DEL", 0))
+"""Commands that scripts write with, and how many arguments follow the key."""
 
 
 async def check_server(
-    client: RedisClient, shown: str, durability: str, within: float
+    client: RedisClient, key: str, shown: str, durability: str, within: float
 ) -> tuple[bool, list[str]]:
-    """Check the settings of the server within `within` seconds. Returns whether each write must
-    wait for a sync of the server's log, and warnings.
+    """Check the settings of the server within `within` seconds. `key`: any that is written. Returns
+    whether each write must wait for a sync of the server's log, and warnings.
 
     Raises:
         ConfigError: the server is unfit, or refuses the user; the message names the setting.
@@ -46,6 +53,7 @@ async def check_server(
             answer = await _ask(client, "INFO")
             save = _value(await _ask(client, "CONFIG GET", "save"))
             appendfsync = _value(await _ask(client, "CONFIG GET", "appendfsync"))
+            denied = await _denied_to_default(client, key)
     except (AuthenticationError, NoPermissionError) as error:
         raise _refused(shown, error) from None
     except Exception as error:  # The client library's errors have no common root.
@@ -54,7 +62,7 @@ async def check_server(
         raise StoreUnavailable(f"{shown} cannot be reached: {cause}", hint=hint) from None
     warnings = []
     for info in _servers(answer):
-        warnings += judge(info, save, appendfsync, shown, durability)
+        warnings += judge(info, save, appendfsync, shown, durability, denied)
     if answer is None:
         warnings.append(f"{shown} hides its settings: it may evict keys, or keep nothing on disk")
     return durability == "fsync" and appendfsync != "always", warnings
@@ -81,10 +89,15 @@ def _refused(shown: str, error: Exception) -> ConfigError:
 
 
 def judge(
-    info: dict[str, Any], save: str | None, appendfsync: str | None, shown: str, durability: str
+    info: dict[str, Any],
+    save: str | None,
+    appendfsync: str | None,
+    shown: str,
+    durability: str,
+    denied: str = "",
 ) -> list[str]:
     """Check the settings of one server, and return warnings. `save` and `appendfsync` are None if
-    the server hides them.
+    the server hides them. `denied`: a command that the user `default` may not run, if known.
 
     Raises:
         ConfigError: the server is unfit.
@@ -118,9 +131,28 @@ def judge(
             f"store.url: {shown} keeps nothing on disk: appendonly is no and save is empty",
             hint="set appendonly to yes, or accept the loss with ?durability=cache",
         )
+    if appends and denied and "valkey_version" not in info:
+        raise ConfigError(
+            f"store.url: {shown} leaves out writes of scripts when it starts again: its user "
+            f"'default' may not run {denied}, and it reads its append-only file as that user",
+            hint="ACL SETUSER default ~* &* +@all; the user may stay off",
+        )
     if appends:
         return []
     return [f"{shown} keeps only snapshots: a crash loses newer writes; set appendonly to yes"]
+
+
+async def _denied_to_default(client: RedisClient, key: str) -> str:
+    """Return a command of the scripts that the user `default` may not run on `key`;
+    empty if there is none, or if this user may not look."""
+    for command, values in WRITES:
+        arguments = (command, key, *["1"] * values)
+        answer = await _ask(client, "ACL DRYRUN", "default", *arguments)
+        if answer is None:
+            return ""
+        if answer not in (True, b"OK", "OK"):
+            return command
+    return ""
 
 
 async def _ask(client: RedisClient, *command: str) -> Any:

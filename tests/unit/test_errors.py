@@ -74,6 +74,7 @@ SITES = {
     "routing/delivering": {
         "BufferFull": 2,
         "DeliveryFailed": 1,
+        "EntityFailed": 1,
         "KeyReused": 1,
         "MessageTooLarge": 1,
         "NodeLost": 1,

@@ -25,6 +25,8 @@ from shardbus.quantities import counted
 from shardbus.sharding.events import Note
 from shardbus.shells.region import RegionShell
 from shardbus.shells.state_expiry import shard_of_stored
+from shardbus.store.journal_protocol import journals_of
+from shardbus.store.listing import page_event_sourced
 from shardbus.transport.permissions import LIST_STORED
 from shardbus.wire.plain_json import from_json
 from shardbus.wire.schema import decode_value, encode_value
@@ -44,7 +46,7 @@ async def stored(
     limit: PageSize = PAGE_DEFAULT,
     cursor: str | None = None,
 ) -> Json:
-    """A page of about `limit` entities with a stored state.
+    """A page of about `limit` entities with a stored state; of an event-sourced type, with events.
 
     `type`, `stored` (each with `id` and `shard`), `next` (cursor, or null). A page may be empty
     before the end.
@@ -192,8 +194,8 @@ async def _change_state(
 async def answer_stored(
     admin: Administration, name: str, shard: str, prefix: str, cursor: str, limit: int
 ) -> tuple[list[str], str | None]:
-    """About `limit` ids of entities with a stored state, of one shard or of all, and the next
-    cursor.
+    """About `limit` ids of entities with a stored state or with events, of one shard or of all, and
+    the next cursor.
 
     Raises:
         BufferFull: `LISTS_MAX` lists are being made.
@@ -211,8 +213,13 @@ async def answer_stored(
             return ids[:limit], ids[limit - 1] if len(ids) > limit else None
         if region.entity_type.states is None:
             return [], None
+        store, journals = admin.node.store, journals_of(admin.node.store)
+        place = (name, prefix, cursor or None, limit)
         try:
-            ids, following = await admin.node.store.page_stored(name, prefix, cursor or None, limit)
+            if region.entity_type.events is None or journals is None:
+                ids, following = await store.page_stored(*place)
+            else:
+                ids, following = await page_event_sourced(store, journals, *place)
         except StoreUnavailable:
             raise
         except StoreError as e:

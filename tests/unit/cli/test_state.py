@@ -161,6 +161,34 @@ def test_a_check_reads_every_state_by_the_classes_of_an_application(
     assert (cart["read"], cart["failed"], len(cart["unreadable"])) == (3, 25, 20)
 
 
+def test_a_check_reads_events_with_a_snapshot_and_without(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ledger.py").write_text(LEDGER, encoding="utf-8")
+
+    async def append(entity_id: str, name: str, version: int) -> None:
+        store = open_store(url, cluster="shop", timeout=PATIENCE_S)
+        await store.start()
+        journals = journals_of(store)
+        assert journals is not None
+        entries = tuple(encode_value((name, version, {"amount": n})) for n in range(1500))
+        assert await journals.append([Append("account", "7", entity_id, 1, entries, 9, 0)]) == [
+            None
+        ]
+        await store.close()
+
+    words = ["state", "check", f"{tmp_path}/ledger.py:bus", "--store", url]
+    asyncio.run(append("a", "Moved", 1))
+    assert run(words) == 0
+    assert capsys.readouterr().out == "account: 0 states read\naccount: 1500 events read\n"
+    asyncio.run(append("b", "Moved", 2))
+    asyncio.run(append("c", "Paid", 1))
+    assert run(words) == ExitCode.UNHEALTHY
+    said = capsys.readouterr().out
+    assert "event 1 of account 'b' (Moved, version 2): this class reads versions up to 1" in said
+    assert "event 1 of account 'c' (Paid, version 1): no fold takes this event" in said
+
+
 def test_a_check_of_a_type_without_states_is_refused(
     url: str, app: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -144,6 +145,28 @@ async def test_a_former_opener_is_refused() -> None:
                 await cluster._time.wait(cluster._time.begin(append_late()))
         assert refused.value.reason == "stale"
         assert await taken_by(second) == expected(20)
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_an_outbox_goes_on_whose_lease_ran_out_with_steps_under_way(seed: int) -> None:
+    """Its appends and trims may meet the later fence before it knows of it."""
+    async with TestCluster(bus, nodes=2, seed=seed) as cluster:
+        client = cluster.client()
+
+        async def produce() -> None:
+            async with client.outbox("orders") as outbox:
+                for number in range(1, 101):
+                    await send(outbox, client, number, number)
+                    await asyncio.sleep(0.05)
+            assert outbox.unconfirmed == 0
+
+        sending = cluster.spawn(produce())
+        await cluster.advance(1 + seed / 10)
+        cluster.store.stop()
+        await cluster.advance(6 + seed)
+        cluster.store.start()
+        await sending
+        assert await taken_by(client) == expected(100)
 
 
 async def test_poison_is_given_up_and_what_follows_goes_on() -> None:

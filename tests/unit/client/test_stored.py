@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 
 import pytest
 
+from shardbus import EventSourced, ShardBus, event, handler
 from shardbus.client.stored import BURST_S, call_each, call_each_here, stored_ids
 from shardbus.errors import UnknownEntityType
+from shardbus.testing import TestCluster
 from tests.virtual_time import virtual
 
 PAGES = {"": (["a", "b"], "2"), "2": (["c"], "3"), "3": (["d"], None)}
@@ -78,3 +81,54 @@ def test_a_slow_page_of_a_thread_is_not_made_up_for_without_the_rate() -> None:
 
     call_each_here(ids(), call, rate=RATE, on_error=None, clock=lambda: now[0], sleep=pause)
     check_rate(begun)
+
+
+bus = ShardBus("ledger")
+
+
+@dataclass(frozen=True)
+class Deposited:
+    amount: int
+
+
+@dataclass
+class Balance:
+    amount: int = 0
+
+
+@bus.entity("account", shards=4, snapshot_after=5, events_kept=0)
+class Account(EventSourced):
+    state: Balance
+
+    @event
+    def deposited(self, event: Deposited) -> None:
+        self.state.amount += event.amount
+
+    @handler
+    async def deposit(self, amount: int) -> int:
+        await self.persist(Deposited(amount))
+        return self.state.amount
+
+    @handler
+    def balance(self) -> int:
+        return self.state.amount
+
+
+async def test_event_sourced_entities_are_listed_and_called_with_a_snapshot_and_without() -> None:
+    async with TestCluster(bus, nodes=2) as cluster:
+        client = cluster.client()
+        deposits = {f"{n % 3}-{n:02}": n for n in range(1, 31)}
+        for entity_id, number in deposits.items():
+            for _ in range(1 + number % 6):  # 5 make a snapshot, and leave no event
+                await client.ref(Account, entity_id).deposit(1)
+        await client.ref(Account, "only asked").balance()
+
+        async def ids(prefix: str = "") -> list[str]:
+            return sorted([each async for each in client.stored(Account, prefix=prefix)])
+
+        assert await cluster.spawn(ids()) == sorted(deposits)
+        assert await cluster.spawn(ids("1-")) == [each for each in deposits if each[0] == "1"]
+        called = await cluster.spawn(client.for_each(Account, "deposit", 1000))
+        assert (called.done, called.failed) == (30, 0)
+        for entity_id, number in deposits.items():
+            assert await client.ref(Account, entity_id).balance() == 1001 + number % 6

@@ -256,6 +256,21 @@ async def test_an_ask_with_a_key_runs_once() -> None:
             call.ask(5, key="")
 
 
+async def test_an_ask_whose_result_was_lost_says_so() -> None:
+    async with TestCluster(bus, nodes=2, seed=3) as cluster:
+        account = cluster.client().ref(Account, "a")
+        assert await account.credit.ask(5, key="one") == 5
+        saved = cluster.store.next_save(Account, "a")
+        asked = asyncio.ensure_future(account.credit.ask(6, key="two"))
+        await saved  # the effect is stored, and its result is not
+        await cluster.kill(cluster.where(Account, "a") or cluster.nodes[0])
+        for call in (asked, account.credit.ask(6, key="two")):
+            with pytest.raises(EntityFailed, match="'two' has been handled, and its") as lost:
+                await call
+            assert (lost.value.type, lost.value.definite) == ("ResultLost", False)
+        assert (await account.balance()).got == [5, 6]
+
+
 async def test_a_key_is_for_one_request() -> None:
     """As an idempotency key of a payment service: the repeat of a request gets its result, another
     request gets an error, and its handler is not called."""

@@ -3,6 +3,7 @@ is judged."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from redis.asyncio import Redis
 
 from shardbus.errors import ConfigError, StoreUnavailable
 from shardbus.ids import Address
+from shardbus.store import redis_journal_scripts, redis_scripts
 from shardbus.store.opening import open_store
 from shardbus.store.redis import RedisStore
 from shardbus.store.redis_check import judge
@@ -104,6 +106,13 @@ def test_an_unfit_server_is_refused(change: dict[str, Any], durability: str, say
         judge({**FIT, **change}, "", "everysec", "redis://h", durability)
 
 
+def test_a_server_that_reads_its_log_as_a_user_without_rights_is_refused() -> None:
+    with pytest.raises(ConfigError, match="may not run ZADD"):
+        judge(FIT, "", "always", "redis://h", "disk", "ZADD")
+    judge(FIT, "", "always", "redis://h", "cache", "ZADD")
+    judge({**FIT, "valkey_version": "9.1.2"}, "", "always", "redis://h", "disk", "ZADD")
+
+
 def test_a_replica_is_not_a_fault_of_the_settings() -> None:
     with pytest.raises(StoreUnavailable, match="replica"):
         judge({**FIT, "role": "slave"}, "", "everysec", "redis://h", "disk")
@@ -118,3 +127,18 @@ def test_a_client_by_way_of_sentinels_has_every_method_that_the_store_uses() -> 
     client = RedisUrl.parse("redis+sentinel://h?master=m").connector(1.0)()
     for name in ("pipeline", "execute_command", "scan", "info", "aclose"):
         assert callable(getattr(client, name))
+
+
+def test_the_check_of_the_rights_runs_every_command_of_the_scripts() -> None:
+    """And each is in the rights that the pages name."""
+    called = re.compile(r"redis\.p?call\('(\w+)'").findall
+    scripts = [
+        value.source
+        for module in (redis_scripts, redis_journal_scripts)
+        for value in vars(module).values()
+        if isinstance(value, redis_scripts.Script)
+    ]
+    used = {command for source in scripts for command in called(source)} - {"INFO"}
+    assert len(scripts) > 30
+    assert used == set(called(redis_scripts.ACCESS.source))
+    assert all(command[0] in "HZ" or command in ("DEL", "TIME") for command in used)

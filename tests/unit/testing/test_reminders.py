@@ -339,3 +339,33 @@ async def test_reminders_follow_a_change_of_the_number_of_shards(shards: int) ->
             assert calls(entity_id) == ["due", "ring"] or calls(entity_id) == ["ring", "due"]
         for name, index in data.reminders.items():
             assert not index.records, name
+
+
+async def test_a_firing_under_way_ends_though_the_index_is_read_anew() -> None:
+    """As after the restart of a store. Else the entity would seem at work for ever."""
+    bus = ShardBus("slow")
+
+    @bus.entity("sleeper", shards=1)
+    class Sleeper(Entity):
+        state: Count
+
+        @handler
+        async def set(self) -> None:
+            await self.context.remind("again", every=1, late="all")
+            await self.save()
+
+        @handler
+        async def again(self) -> None:
+            await asyncio.sleep(0.5)
+            self.state.fired += 1
+            await self.save()
+
+    async with TestCluster(bus, nodes=1) as cluster:
+        await cluster.client().ref(Sleeper, "a").set()
+        await cluster.advance(1.3)  # the handler sleeps
+        reminding = cluster.nodes[0]._host("sleeper").runner.reminding
+        assert reminding is not None
+        with cluster._time.entered():
+            reminding.claim_again()
+        await cluster.advance(10)
+        assert cluster.store.state(Sleeper, "a").fired >= 9
