@@ -28,6 +28,7 @@ settings.register_profile("wild", **UNTIMED, max_examples=2_000)
 settings.load_profile("default")
 
 DATABASES = 16
+GC_THRESHOLD = 10_000
 LONG_TIMEOUT_S = 1800
 """Ends a long test that hangs. The limit for all others is in pyproject.toml."""
 
@@ -56,13 +57,15 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """Keep the modules and the tests out of all later collections of garbage: they stay until the
-    end, and each search through them would take half a second."""
+    end, and each search through them would take half a second. Simulations and syntax trees grow to
+    100,000 objects, so search less often, too."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.enable()
         gc.freeze()
+        gc.set_threshold(GC_THRESHOLD)
 
 
 def pytest_sessionfinish() -> None:

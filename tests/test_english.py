@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import math
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -99,15 +100,26 @@ takes a hundred times as long."""
 
 def prose_of(path: Path) -> str:
     """Return the prose of a module or of a page, on one line."""
+    return (
+        module_of(path)[0]
+        if path.suffix == ".py"
+        else re.sub(r"\s+", " ", CODE.sub("", checked(path)))
+    )
+
+
+@cache
+def module_of(path: Path) -> tuple[str, list[str]]:
+    """Return the prose of a module and the names that it binds."""
     text = checked(path)
-    return prose(text) if path.suffix == ".py" else re.sub(r"\s+", " ", CODE.sub("", text))
+    nodes = list(ast.walk(ast.parse(text)))
+    return prose(text, nodes), bindings(nodes)
 
 
-def prose(text: str) -> str:
+def prose(text: str, nodes: list[ast.AST]) -> str:
     """The docstrings and comments of a module, on one line."""
     parts = [
         node.value.value
-        for node in ast.walk(ast.parse(text))
+        for node in nodes
         if isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)
         and isinstance(node.value.value, str)
@@ -134,7 +146,8 @@ def test_a_package_names_things_instead_of_circling_them(package: str) -> None:
 
 
 def test_constructions_are_found_in_docstrings_and_comments_alone() -> None:
-    text = prose('"""Keeps what\narrives."""\nx = "those of"  # that of a node\n# it wants more\n')
+    module = '"""Keeps what\narrives."""\nx = "those of"  # that of a node\n# it wants more\n'
+    text = prose(module, list(ast.walk(ast.parse(module))))
     assert {name: len(hits) for name, hits in occurrences(text * 2).items()} == {
         "what": 2, "that of": 2, "a machine that asks or learns": 2,
     }  # fmt: skip
@@ -159,11 +172,11 @@ VAGUE_PER_1_000 = {"cli/**/*.py": 52, "shardbus/**/*.py": 24} | {
 """How many of 1,000 bindings of a package may have such a name, rounded up."""
 
 
-def bindings(text: str) -> list[str]:
+def bindings(nodes: list[ast.AST]) -> list[str]:
     """The names that a module's code assigns, and those of its parameters."""
     return [
         node.arg if isinstance(node, ast.arg) else node.id
-        for node in ast.walk(ast.parse(text))
+        for node in nodes
         if isinstance(node, ast.arg)
         or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
     ]
@@ -171,7 +184,7 @@ def bindings(text: str) -> list[str]:
 
 @pytest.mark.parametrize("package", sorted(VAGUE_PER_1_000))
 def test_a_binding_says_what_it_holds(package: str) -> None:
-    names = {path: bindings(path.read_text("utf-8")) for path in sorted(ROOT.glob(package))}
+    names = {path: module_of(path)[1] for path in sorted(ROOT.glob(package))}
     vague = [f"{path.name}: {name}" for path in names for name in names[path] if name in VAGUE]
     total = sum(map(len, names.values()))
     assert len(vague) <= math.ceil(total * VAGUE_PER_1_000[package] / 1000), vague
@@ -179,4 +192,10 @@ def test_a_binding_says_what_it_holds(package: str) -> None:
 
 def test_parameters_and_every_kind_of_assignment_are_bindings() -> None:
     text = "def f(own, *told): [one for one in own]\nif found := f(1): known = 2\n"
-    assert sorted(bindings(text)) == ["found", "known", "one", "own", "told"]
+    assert sorted(bindings(list(ast.walk(ast.parse(text))))) == [
+        "found",
+        "known",
+        "one",
+        "own",
+        "told",
+    ]

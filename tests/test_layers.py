@@ -34,6 +34,8 @@ from pathlib import Path
 import pytest
 
 from shardbus_cli.command_table import COMMANDS
+from tests import syntax
+from tests.syntax import nodes_of
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -190,9 +192,8 @@ MODULES = {
 }
 
 
-@cache
 def tree_of(module: str) -> ast.Module:
-    return ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    return syntax.tree_of(MODULES[module])
 
 
 def package_of(module: str) -> str:
@@ -214,7 +215,7 @@ def imports_of(module: str, tree: ast.Module) -> tuple[str, ...]:
 def _imports(module: str, tree: ast.Module) -> Iterator[str]:
     if module in LOADERS:
         yield from (f"shardbus_cli.{place.partition(':')[0]}" for place in COMMANDS.values())
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -251,7 +252,7 @@ def complaints_about_purity(module: str, tree: ast.Module) -> list[str]:
         for imported in imports_of(module, tree)
         if imported.split(".")[0] in PURE_BANNED
     ]
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         match node:
             case ast.Attribute(value=ast.Name(id="random"), attr=name) if name != "Random":
                 complaints.append(f"{module}:{node.lineno} random.{name}: pass a Random in")
@@ -269,7 +270,7 @@ def complaints_about_names(module: str, tree: ast.Module) -> list[str]:
         for imported in imports_of(module, tree)
         if imported.split(".")[0] in BANNED_EVERYWHERE
     ]
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         match node:
             case ast.Call(func=ast.Name(id=name)) if name in BANNED_CALLS:
                 complaints.append(f"{module}:{node.lineno} {name}()")
@@ -281,7 +282,7 @@ def complaints_about_names(module: str, tree: ast.Module) -> list[str]:
 
 def complaints_about_size(module: str, tree: ast.Module) -> list[str]:
     complaints = []
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if length > FUNCTION_LINES_MAX:
@@ -309,7 +310,7 @@ def long_classes(module: str, text: str, tree: ast.Module) -> list[str]:
     """The classes of a module with more lines of code than a class may have."""
     spans = [
         (node.name, range(node.lineno, (node.end_lineno or node.lineno) + 1))
-        for node in ast.walk(tree)
+        for node in nodes_of(tree)
         if isinstance(node, ast.ClassDef)
     ]
     if all(len(span) <= CLASS_LINES_MAX for _, span in spans):
@@ -347,7 +348,7 @@ def attributes_of(classes: dict[str, ast.ClassDef], name: str) -> set[str]:
 def attribute_counts(trees: dict[str, ast.Module]) -> dict[str, int]:
     """The number of attributes of each class, by its full name. A public name stands once."""
     attributes = {
-        module: {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+        module: {node.name: node for node in nodes_of(tree) if isinstance(node, ast.ClassDef)}
         for module, tree in trees.items()
     }
     public = {name: node for classes in attributes.values() for name, node in classes.items()}
@@ -390,7 +391,7 @@ def class_names_twice(trees: dict[str, ast.Module]) -> dict[str, list[str]]:
     """Public class names that more than one module defines."""
     where: dict[str, list[str]] = {}
     for module, tree in trees.items():
-        for node in ast.walk(tree):
+        for node in nodes_of(tree):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 where.setdefault(node.name, []).append(module)
     return {name: modules for name, modules in where.items() if len(modules) > 1}
@@ -566,7 +567,7 @@ ERRORS_OF_ENTITIES = {"e", "error", "failure"}
 )
 def test_classes_of_exceptions_are_compared_by_type(module: str) -> None:
     """`isinstance` reads `__class__`, which may lie or raise: `error_text.is_a` does not."""
-    calls = [node for node in ast.walk(tree_of(module)) if isinstance(node, ast.Call)]
+    calls = [node for node in nodes_of(tree_of(module)) if isinstance(node, ast.Call)]
     places = [
         call.lineno
         for call in calls
@@ -584,7 +585,7 @@ def test_only_tasks_uses_private_names_of_asyncio() -> None:
     for module, path in MODULES.items():
         if path.parent.name == "tasks" or not module.startswith("shardbus."):
             continue
-        for node in ast.walk(tree_of(module)):
+        for node in nodes_of(tree_of(module)):
             match node:
                 case ast.ImportFrom(module=str(module)) if module.split(".")[0] == "asyncio":
                     names = [alias.name for alias in node.names]
@@ -608,7 +609,7 @@ def test_no_code_asks_a_handle_for_its_time() -> None:
         f"{module}:{call.lineno}"
         for module in MODULES
         if package_of(module) != "shardbus.simulation"  # its loop makes asyncio's own handles
-        for call in ast.walk(tree_of(module))
+        for call in nodes_of(tree_of(module))
         if isinstance(call, ast.Call)
         and isinstance(call.func, ast.Attribute)
         and call.func.attr == "when"

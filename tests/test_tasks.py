@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.syntax import tree_of
+
 ROOT = Path(__file__).resolve().parent.parent
 STARTS = {"create_task", "ensure_future", "run_coroutine_threadsafe"}
 WATCHED = {
@@ -93,8 +95,7 @@ def starts(tree: ast.Module) -> Iterator[tuple[str, ast.Call, bool]]:
 def in_code() -> Iterator[tuple[str, bool]]:
     for folder in ("shardbus", "cli"):
         for file in sorted((ROOT / folder).rglob("*.py")):
-            tree = ast.parse(file.read_text(encoding="utf-8"))
-            for name, _, dropped in starts(tree):
+            for name, _, dropped in starts(tree_of(file)):
                 yield f"{file.relative_to(ROOT)} {name}", dropped
 
 

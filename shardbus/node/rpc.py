@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Coroutine
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -43,25 +44,22 @@ WORK_MAX = 1000
 """Answers that take time and run at once, at most."""
 
 
-class Question(msgspec.Struct, frozen=True):
-    """A question: its name, the function that answers it, and the types of its arguments as a
-    tuple."""
+class Question:
+    """A question: its name, and the function that answers it."""
 
-    name: str
-    answer: Callable[..., Any]
-    arguments: Any
-    to_clients: bool = False
+    def __init__(self, name: str, answer: Callable[..., Any], *, to_clients: bool) -> None:
+        self.name, self.answer, self.to_clients = name, answer, to_clients
 
-    @classmethod
-    def of(cls, name: str, answer: Callable[..., Any], *, to_clients: bool) -> Question:
-        """Read the types from the annotations of the answer."""
-        parameters = inspect.signature(answer, eval_str=True).parameters.values()
+    @cached_property
+    def arguments(self) -> Any:
+        """The types of the arguments as a tuple, by the annotations of the answer. Read when the
+        question first comes: a node answers fifty, and gets few of them."""
+        parameters = inspect.signature(self.answer, eval_str=True).parameters.values()
         types = tuple(
-            Any if one.annotation is inspect.Parameter.empty else one.annotation
-            for one in parameters
+            Any if parameter.annotation is inspect.Parameter.empty else parameter.annotation
+            for parameter in parameters
         )
-        arguments = tuple[types] if types else tuple[()]  # type: ignore[valid-type]
-        return cls(name, answer, arguments, to_clients)
+        return tuple[types] if types else tuple[()]  # type: ignore[valid-type]
 
     def ask(self, payload: bytes, permissions: Permissions) -> Any:
         """Answer the question of a process with these permissions with encoded arguments.
@@ -111,7 +109,7 @@ class NodeRpc:
         """Answer the question `name` with `answer`, which returns plain data or a coroutine. With
         `to_clients`, clients with that permission get an answer, too; its first argument is a
         type."""
-        self._questions[name] = Question.of(name, answer, to_clients=to_clients)
+        self._questions[name] = Question(name, answer, to_clients=to_clients)
 
     async def ask(self, node: NodeId, question: str, *args: object, of: str = "") -> Any:
         """Ask a node. `of`: the entity type whose timeout applies.

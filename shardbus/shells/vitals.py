@@ -15,7 +15,6 @@ Source: S3.20.
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -50,6 +49,7 @@ class VitalsSampler:
         self.latest = Vitals()
         """The last measurement."""
         self._cpu_time, self._resident = environment.cpu_time, environment.resident_bytes
+        self._collector = environment.collector_callbacks
         self._regions, self._now, self._publish = regions, now, publish
         self._at: float | None = None
         self._ticked_at = 0.0
@@ -63,12 +63,12 @@ class VitalsSampler:
 
     def start(self) -> None:
         """Begin to watch the garbage collector."""
-        gc.callbacks.append(self._on_collection)
+        self._collector.append(self._on_collection)
 
     def stop(self) -> None:
         """Watch the garbage collector no more."""
         with contextlib.suppress(ValueError):
-            gc.callbacks.remove(self._on_collection)
+            self._collector.remove(self._on_collection)
 
     def on_tick(self, tick: int) -> None:
         """Note how late this tick is, and measure if a second has passed. Called at each tick."""

@@ -524,6 +524,7 @@ class TestCluster:
             lambda: world.now,
             cpu_time=lambda: 0.0,
             resident_bytes=lambda: 0,
+            collector_callbacks=[],
             memory_limit=lambda: 0,
             wall_clock=lambda: world.now,
         )

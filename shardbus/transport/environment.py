@@ -6,6 +6,7 @@ Source: docs/simulation.md.
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import time
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 from shardbus.transport.network import Network
 from shardbus.transport.permissions import SECRET_BYTES, uid_of
@@ -53,7 +55,8 @@ def memory_limit(files: Sequence[str] = CGROUP_LIMITS) -> int:
 class Environment:
     """The surroundings of one process. `secret`: drawn for this incarnation; its uid is a hash of
     it. `clock`: the clock of the cluster thread, in seconds. `cpu_time`: processor time of the
-    calling thread, in seconds. `wall_clock`: seconds since 1970."""
+    calling thread, in seconds. `wall_clock`: seconds since 1970. `collector_callbacks`: called at
+    the start and the end of each collection of garbage."""
 
     secret: bytes = field(default_factory=lambda: os.urandom(SECRET_BYTES), repr=False)
     network: Network = field(default_factory=ZmqNetwork)
@@ -63,6 +66,7 @@ class Environment:
     resident_bytes: Callable[[], int] = resident_bytes
     memory_limit: Callable[[], int] = memory_limit
     wall_clock: Callable[[], float] = time.time
+    collector_callbacks: list[Any] = field(default_factory=lambda: gc.callbacks)
 
     @property
     def uid(self) -> int:

@@ -16,6 +16,7 @@ from shardbus.simulation.nodes.move_kills import MoveKills, SeenMove, Target, ta
 from shardbus.simulation.nodes.options import ANY_PHASE, VICTIMS, NodeOptions, draw_node_options
 from shardbus.simulation.nodes.run import simulate_nodes
 from shardbus.simulation.nodes.world import SimNode
+from tests.markers import long_only
 from tests.records import replace
 
 NAMED = ("buffer", "ordered", "forward", "drop")
@@ -63,6 +64,7 @@ def test_what_a_dead_old_home_gives_back_does_not_go_behind_later_messages(seed:
     run(options(seed, "ordered"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [10170])
 def test_a_shard_that_a_lost_table_lacks_is_adopted_although_an_old_registration_counts(
     seed: int,
@@ -85,6 +87,7 @@ def test_a_client_that_finds_a_node_leaving_learns_of_every_drop(seed: int) -> N
     run(options(seed, "buffer"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [70661])
 def test_a_tell_that_waits_for_a_session_to_open_is_waited_for(seed: int) -> None:
     run(options(seed, "drop"))
@@ -215,8 +218,10 @@ def in_good_order(seed: int, mode: str) -> NodeOptions:
     "seed",
     [
         4,  # Another node had forwarded the dropped message.
-        9,  # A node left within a second of its last drop.
-        pytest.param(1, marks=pytest.mark.long),  # A node left with messages without a home.
+        *long_only(
+            9,  # A node left within a second of its last drop.
+            1,  # A node left with messages without a home.
+        ),
     ],
 )
 def test_each_dropped_tell_is_reported_to_its_sender(seed: int) -> None:

@@ -73,6 +73,7 @@ def test_nothing_breaks_with_tiny_mailboxes_and_batches_in_parts(
     assert len(pauses) > 10
 
 
+@pytest.mark.long
 def test_a_wall_that_refuses_a_client_does_not_make_a_member_dead() -> None:
     """It was once: in this run the client is refused after the last news of who is a member."""
     load = draw_node_options(

@@ -413,6 +413,8 @@ SLOW_CONFIGURED = (
     one_vote_less_is_a_quorum_too,
     weakly_up_is_never_off,
     the_oldest_stays_though_it_is_alone,
+    patience_has_no_end,
+    a_lease_that_was_refused_is_taken_as_granted,
 )
 
 
@@ -449,6 +451,9 @@ SLOW = (
     a_probe_without_an_answer_counts_as_a_death,
     one_observer_clears_anothers_mark,
     a_removed_node_is_let_in_again,
+    tombstones_are_forgotten,
+    who_is_gone_is_listened_to,
+    a_new_incarnation_does_not_down_the_old,
 )
 """Faults that take seconds to find: `make test` leaves them to `make test-long`."""
 

@@ -26,6 +26,7 @@ from shardbus.admin.metric_catalogue import METRICS
 from shardbus.config.loading import options
 from shardbus_cli.app_loader import load_app
 from shardbus_cli.commands import command_line
+from tests.syntax import nodes_of, tree_of
 from tests.test_layers import FLOORS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -160,7 +161,7 @@ def test_settings_without_effect_are_marked() -> None:
 def attributes_read() -> Iterator[str]:
     for folder in ("shardbus", "cli"):
         for path in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for node in nodes_of(tree_of(path)):
                 if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                     yield node.attr
 

@@ -133,35 +133,37 @@ async def forget(client: AsyncClient) -> None:
 """
 
 
-def mypy(path: Path, extra: str, *options: str) -> tuple[int, str]:
-    file = path / "typed.py"
-    file.write_text(TYPED + extra)
+def mypy(files: list[Path], *options: str) -> tuple[int, str]:
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--config-file="]
-    command += ["--cache-dir", str(ROOT / ".mypy_cache" / "tests"), *options, str(file)]
+    command += ["--cache-dir", str(ROOT / ".mypy_cache" / "tests"), *options, *map(str, files)]
     done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
 @pytest.mark.long
 def test_type_checkers_know_handlers(tmp_path: Path) -> None:
-    code, said = mypy(tmp_path, OPTIONS)
+    file = tmp_path / "typed.py"
+    file.write_text(TYPED + OPTIONS)
+    code, said = mypy([file])
     assert (code, said) == (0, "")
 
 
-def test_type_checkers_refuse_what_does_not_fit(tmp_path: Path) -> None:
-    code, said = mypy(tmp_path, MISUSE)
+def test_type_checkers_refuse_misuse_and_options_of_entities_that_do_not_exist(
+    tmp_path: Path,
+) -> None:
+    """One run for both programs: most of its time goes into the package."""
+    misuse, wrong_options = tmp_path / "misuse.py", tmp_path / "wrong_options.py"
+    misuse.write_text(TYPED + MISUSE)
+    wrong_options.write_text(TYPED + WRONG_OPTIONS)
+    code, said = mypy([misuse, wrong_options])
     assert code == 1
-    lines = [line for line in said.splitlines() if "error:" in line]
-    kinds = [line.rpartition("[")[2].rstrip("]") for line in lines]
+    errors = [line for line in said.splitlines() if "error:" in line]
+    kinds = [line.rpartition("[")[2].rstrip("]") for line in errors if misuse.name in line]
     assert kinds == [
         *("arg-type", "assignment", "attr-defined", "arg-type"),
         *("arg-type", "assignment", "misc", "attr-defined", "arg-type", "call-overload"),
     ], said
-
-
-def test_type_checkers_refuse_options_of_entities_that_do_not_exist(tmp_path: Path) -> None:
-    code, said = mypy(tmp_path, WRONG_OPTIONS)
-    assert code == 1
+    said = "\n".join(line for line in said.splitlines() if wrong_options.name in line)
     for name in ("remeber", "shards", "handoff", "passivate_after", "router"):
         assert name in said
     assert said.count("error:") == 5, said
@@ -171,7 +173,9 @@ def test_type_checkers_refuse_options_of_entities_that_do_not_exist(tmp_path: Pa
 
 @pytest.mark.long
 def test_type_checkers_find_an_ask_that_is_not_awaited(tmp_path: Path) -> None:
-    code, said = mypy(tmp_path, FORGOTTEN, "--enable-error-code=unused-awaitable")
+    file = tmp_path / "typed.py"
+    file.write_text(TYPED + FORGOTTEN)
+    code, said = mypy([file], "--enable-error-code=unused-awaitable")
     assert code == 1
     assert said.count("error:") == 1, said
     assert "[unused-awaitable]" in said

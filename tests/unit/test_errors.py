@@ -17,6 +17,7 @@ import pytest
 
 from shardbus import errors
 from shardbus.errors import ReentrancyError, Rejection, RequestError, Unhandled, is_definite
+from tests.syntax import nodes_of, tree_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "shardbus"
@@ -112,7 +113,7 @@ that class in the table, and adds the new place to one, or a row."""
 
 def _made(path: Path) -> Iterator[str]:
     """Yield the class of each RequestError that a module makes."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(tree_of(path)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
             name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
             if name in CLASSES:

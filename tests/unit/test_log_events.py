@@ -10,6 +10,7 @@ from typing import get_args
 from shardbus.log_events import EVENTS, LogEvent, event_of, fields_of
 from shardbus.membership.view import DomainEvent
 from shardbus.node.event_log import ALARMING, NOTEWORTHY, event_name
+from tests.syntax import nodes_of, tree_of
 
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = {"debug", "info", "warning", "error", "exception", "critical"}
@@ -23,7 +24,7 @@ NAMED = {("records", "%s: %s"), ("downing_log", "%s")}
 def logged(path: Path) -> set[str]:
     """The texts that a module logs."""
     events = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(tree_of(path)):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
         owner = node.func.value

@@ -11,6 +11,7 @@ import pytest
 
 from shardbus.quantities import counted
 from shardbus_cli import output
+from tests.syntax import nodes_of, tree_of
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("shardbus", "cli/shardbus_cli")
@@ -51,10 +52,10 @@ def test_a_number_has_the_form_of_its_noun(of: object) -> None:
     assert of(2, "message waits", "messages wait") == "2 messages wait"
 
 
-def plurals_behind_numbers(source: str) -> Iterator[tuple[int, str, str]]:
+def plurals_behind_numbers(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
     """Yield the line, the expression and the plural behind it of each text that a number of one
     makes wrong. A limit is written in capitals, and above one."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(tree):
         if not isinstance(node, ast.JoinedStr):
             continue
         for part, behind in zip(node.values, node.values[1:], strict=False):
@@ -73,7 +74,7 @@ def test_no_text_has_a_plural_behind_a_number_that_may_be_one() -> None:
         for folder in FOLDERS
         for path in sorted((ROOT / folder).rglob("*.py"))
         if not (name := path.relative_to(ROOT).as_posix()).startswith(LEFT_OUT)
-        for line, expression, plural in plurals_behind_numbers(path.read_text(encoding="utf-8"))
+        for line, expression, plural in plurals_behind_numbers(tree_of(path))
         if (name, expression) not in MANY
     ]
     assert wrong == []
@@ -81,4 +82,4 @@ def test_no_text_has_a_plural_behind_a_number_that_may_be_one() -> None:
 
 def test_a_plural_is_found_behind_an_expression_and_not_behind_a_limit() -> None:
     source = 'f"{n} stored states read, {m} of {LIMIT} bytes, {len(x)} of them, {counted(k)}"'
-    assert list(plurals_behind_numbers(source)) == [(1, "n", "states")]
+    assert list(plurals_behind_numbers(ast.parse(source))) == [(1, "n", "states")]

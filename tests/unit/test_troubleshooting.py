@@ -16,6 +16,7 @@ from shardbus.admin.diagnosis import ADVICE
 from shardbus.log_events import EVENTS
 from shardbus.membership.view import DomainEvent
 from shardbus.node.event_log import ALARMING, NOTEWORTHY, event_name
+from tests.syntax import nodes_of, tree_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "troubleshooting.md"
@@ -46,12 +47,12 @@ def texts() -> tuple[str, ...]:
     messages = set[str]()
     for folder in ("shardbus", "cli"):
         for path in sorted((ROOT / folder).rglob("*.py")):
-            messages.update(texts_of(ast.parse(path.read_text(encoding="utf-8"))))
+            messages.update(texts_of(tree_of(path)))
     return tuple(sorted(messages))
 
 
-def texts_of(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+def texts_of(tree: ast.Module) -> Iterator[str]:
+    for node in nodes_of(tree):
         if isinstance(node, ast.JoinedStr):
             parts = (
                 part.value if isinstance(part, ast.Constant) else VARIABLE for part in node.values

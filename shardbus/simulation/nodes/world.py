@@ -111,6 +111,7 @@ class SimProcess:
             lambda: self.loop.clock.boot_time(world.now),
             cpu_time=lambda: 0.0,
             resident_bytes=lambda: 0,
+            collector_callbacks=[],
             memory_limit=lambda: 0,
             wall_clock=lambda: world.now + self.loop.clock.wall_offset,
         )

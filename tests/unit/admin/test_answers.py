@@ -38,6 +38,7 @@ from shardbus.errors import (
 from shardbus.http.page import PAGE_MAX
 from shardbus.ids import Address
 from shardbus.membership.messages import OLDEST_PROTOCOL, PROTOCOL
+from shardbus.node.rpc import Question
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.sharding.events import Rebalance
 from shardbus.transport.permissions import LIST_STORED
@@ -78,6 +79,14 @@ async def test_the_questions_have_the_names_of_earlier_releases(
 ) -> None:
     answer_questions(answers)
     assert set(node.rpc.registered) == {*QUESTIONS.split(), LIST_STORED}
+
+
+def test_the_types_of_the_arguments_of_each_question_can_be_read(
+    node: FakeNode, answers: Any
+) -> None:
+    answer_questions(answers)
+    for name, answer in node.rpc.registered.items():
+        assert Question(name, answer, to_clients=False).arguments is not None
 
 
 async def test_shards_and_entities_here_are_counted(answers: Any) -> None:

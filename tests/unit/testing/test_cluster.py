@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import math
 import subprocess
 import sys
+import weakref
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +19,7 @@ import pytest
 from shardbus import AskTimeout, ConfigError, Entity, NodeLost, ShardBus, handler
 from shardbus.errors import EntityFailed, LocalProtocolError, RequestError, UnknownEntityType
 from shardbus.membership.events import SetMeta
+from shardbus.node.node import Node
 from shardbus.testing import TestCluster, TestNode
 from tests.unit.declaring import Anything
 from tests.unit.testing import shop
@@ -79,6 +82,20 @@ async def test_a_killed_node_is_replaced() -> None:
         assert await counter.add(1) == 3
         assert cluster.where(Counter, "a") in cluster.nodes
         assert not [line for line in shop.heard if "stops" in line]
+
+
+def test_nothing_of_a_cluster_outlives_it(own_garbage: None) -> None:
+    watchers = len(gc.callbacks)
+
+    async def killed() -> weakref.ref[Node]:
+        async with TestCluster(bus, nodes=2) as cluster:
+            await cluster.kill(cluster.nodes[0])
+            assert len(gc.callbacks) == watchers  # a real collection is no event of virtual time
+            return weakref.ref(cluster.world.all_nodes()[0].node)
+
+    node = asyncio.run(killed())
+    gc.collect()
+    assert node() is None
 
 
 async def test_a_machine_that_vanishes_is_noticed_by_its_silence() -> None:
