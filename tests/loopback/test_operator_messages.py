@@ -215,7 +215,8 @@ async def test_a_page_that_was_just_opened_has_the_hour_of_the_nodes(
 
     await until(both_in_one_step, "a step that both nodes have sampled")
     received = seen["columns"].index("received")
-    assert round(sum(row[received] for row in seen["rows"])) <= 30
+    a_second = sum(row[received] for row in seen["rows"])
+    assert a_second < 45, "each message is counted by one node, in steps of about a second"
     assert (seen["step"], seen["silent"]) == (1, [])
 
 

@@ -140,7 +140,7 @@ async def test_messages_of_one_sender_stay_in_order(kind: type[Account], ask_at:
 
 @pytest.mark.parametrize(
     ("asks", "together", "waits", "after"),
-    product([False, True], [False, True], [False, True], [0.0, TELLS_S, CALLS_S]),
+    list(product([False, True], [False, True], [False, True], [0.0, TELLS_S, CALLS_S])),
 )
 def test_a_message_stays_by_the_rules(
     asks: bool, together: bool, waits: bool, after: float
