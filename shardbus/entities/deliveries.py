@@ -73,6 +73,7 @@ from shardbus.error_text import is_a
 from shardbus.errors import Refused, Rejection, SchemaError
 from shardbus.quantities import counted
 from shardbus.routing.refs import START
+from shardbus.tasks.context_variables import restore
 from shardbus.wire.rejections import decode_rejection, encode_rejection
 from shardbus.wire.schema import decode_value
 from shardbus.wire.stored_state import split_record, with_record
@@ -331,7 +332,7 @@ class EntityDeliveries:
             raise
         finally:
             if token is not None:
-                HANDLING.reset(token)
+                restore(HANDLING, token)
 
     def _skipped(self, activation: Activation, invoker: Invoker, number: DeliveryNumber) -> None:
         """Note that a delivery is done and was not handled: its producer gives it up."""

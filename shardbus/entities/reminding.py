@@ -83,6 +83,7 @@ from shardbus.reminders.schedule import (
 from shardbus.routing.refs import NO_ARGUMENTS
 from shardbus.store.protocol import Reminders, ReminderStore, StateStore
 from shardbus.task_set import TaskSet
+from shardbus.tasks.context_variables import restore
 from shardbus.transport.drop_reports import Origin
 from shardbus.wire.schema import encode_arguments
 
@@ -434,7 +435,7 @@ class Reminding:
             elif not invoker.returns_values and is_unfinished(value):
                 await finish(value)
         finally:
-            FIRING.reset(token)
+            restore(FIRING, token)
         self.counts.fired += 1
         self.counts.late += late
 

@@ -179,7 +179,7 @@ class ShardingWorld:
         town = self.town
         rows = [self._of(process) for process in town.processes.values() if process.alive]
         way = len(town.sent) - len(town.handled) - len(town.rejected)
-        return tuple(rows), tuple(self._stalls()), town.place, town.store.slow, min(way, 8)
+        return tuple(rows), tuple(self._stalls()), town.place, town.store.slow, min(way, 12)
 
     @staticmethod
     def _of(process: Process) -> Hashable:

@@ -246,7 +246,7 @@ def a_home_told_while_the_shard_stops_is_kept(patch: Patch) -> None:
 
     def keeps(self: ShardRegion, shard: str, *what: Any) -> None:
         hosted = self._hosted.get(shard)
-        route = self._routing._route(shard)
+        route = self.routing._route(shard)
         next_home = route.next_home
         down(self, shard, *what)
         stopping = hosted is not None and hosted.state is HostedState.STOPPING
