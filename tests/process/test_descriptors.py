@@ -31,6 +31,7 @@ guard = ConnectionGuard(
 port = socket.bind_to_random_port("tcp://127.0.0.1")
 guard.start(port)
 print(port, flush=True)
+print(socket.recv_multipart()[1].decode(), flush=True)
 sys.stdin.readline()
 hoard = []
 try:
@@ -142,10 +143,10 @@ def test_a_listener_without_descriptors_ends_what_waits_and_keeps_what_is_open()
     with zmq.Context() as context, context.socket(zmq.DEALER) as old:
         old.connect(f"tcp://127.0.0.1:{port}")
         old.send(b"x")
+        assert line() == "x", "it is connected"
         process.stdin.write("\n")
         process.stdin.flush()
         assert line() == "none is left"
-        assert message() == "x"
         with ExitStack() as let_in:
             ended = 0
             while ended < 10:

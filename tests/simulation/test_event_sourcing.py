@@ -62,7 +62,7 @@ def soak(seed: int, handoff: str, kill_at: str) -> Any:
         *(long(seed, "drop", "any") for seed in range(300, 302)),
         *(long(seed, "forward", "any") for seed in range(200, 202)),
         *(soak(seed, "buffer", "") for seed in range(5, 40)),
-        *(soak(seed, "ordered", "any") for seed in range(105, 140)),
+        *(soak(seed, "ordered", "any") for seed in range(105, 134)),
         *(soak(seed, "drop", "any") for seed in range(302, 340)),
         *(soak(seed, "forward", "any") for seed in range(202, 240)),
     ],

@@ -217,7 +217,7 @@ def in_good_order(seed: int, mode: str) -> NodeOptions:
 @pytest.mark.parametrize(
     "seed",
     [
-        4,  # Another node had forwarded the dropped message.
+        4,
         *long_only(
             9,  # A node left within a second of its last drop.
             1,  # A node left with messages without a home.
