@@ -50,6 +50,7 @@ from shardbus.store.protocol import (
     Save,
     StateStore,
     StoredTable,
+    StoreMethod,
     clock_offset_of,
     on_new_server,
     problems_of,
@@ -142,7 +143,7 @@ def _forwards(
     fits: _Fits = _anything,
     result_of: Callable[[Any], Any] = lambda answer: answer,
     within: float = 0.0,
-) -> Callable[Concatenate[GuardedStore, P], Coroutine[Any, Any, T]]:
+) -> StoreMethod[P, T]:
     """Return the method of the guard that calls this one of the store. `fits` checks the answer,
     and `result_of` makes the result from it."""
     name, parameters = method.__name__, signature(method)
@@ -153,7 +154,7 @@ def _forwards(
         bound.apply_defaults()
         return cast("T", result_of(await self._call(name, fits, *bound.args[1:], within=within)))
 
-    return forward
+    return cast("StoreMethod[P, T]", forward)
 
 
 class StoreThread:

@@ -24,15 +24,21 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from types import CoroutineType
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from shardbus.errors import StoreError
 from shardbus.ids import NodeId
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 NewHomes = Mapping[str, tuple[NodeId, int] | None]
 """New homes of shards, each a node and a fence. None: the shard has no home any more."""
 IdPage = tuple[list[str], str | None]
 """Ids, and the cursor of the next page, None at the end."""
+StoreMethod = Callable[Concatenate[Any, P], CoroutineType[Any, Any, T]]
+"""An `async def` method of a store, as pyright declares it; to mypy it returns a `Coroutine`."""
 
 
 @dataclass(frozen=True, slots=True)

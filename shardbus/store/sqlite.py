@@ -10,13 +10,13 @@ Source: docs/architecture.md; N.23.
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar, cast
 
 from shardbus.store.clock import machine_clock
-from shardbus.store.protocol import Lease, new_identity
+from shardbus.store.protocol import Lease, StoreMethod, new_identity
 from shardbus.store.repair import RawFence
 from shardbus.store.sqlite_journals import SqliteJournals
 from shardbus.store.sqlite_steps import Steps
@@ -29,9 +29,7 @@ PAGE = 10_000
 """Fences that are read in one step of a repair."""
 
 
-def _runs(
-    step: Callable[Concatenate[Steps, P], T], *, writes: bool = True
-) -> Callable[Concatenate[SqliteStore, P], Coroutine[Any, Any, T]]:
+def _runs(step: Callable[Concatenate[Steps, P], T], *, writes: bool = True) -> StoreMethod[P, T]:
     """Return the method of the store that runs this step in the thread of the file, with copies of
     the caller's lists."""
     run: Callable[..., T] = step
@@ -41,7 +39,7 @@ def _runs(
         copies = [_copied(argument) for argument in args]
         return await self._worker.call(lambda steps: run(steps, *copies, **options), writes=writes)
 
-    return method
+    return cast("StoreMethod[P, T]", method)
 
 
 def _copied(argument: object) -> object:

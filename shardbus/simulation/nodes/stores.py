@@ -24,7 +24,7 @@ from copy import deepcopy
 from functools import wraps
 from itertools import count
 from random import Random
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from shardbus.errors import StoreError, StoreUnavailable
 from shardbus.ids import NodeId
@@ -34,7 +34,7 @@ from shardbus.simulation.nodes.values import SimValues, ValueDisk
 from shardbus.simulation.timeline import Timeline
 from shardbus.simulation.virtual_loop import VirtualLoop
 from shardbus.store.memory import MemoryData, MemoryStore
-from shardbus.store.protocol import NewHomes, Save, StoredTable
+from shardbus.store.protocol import NewHomes, Save, StoredTable, StoreMethod
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -174,7 +174,7 @@ def run_at_once(work: Coroutine[Any, Any, T]) -> T:
 
 def _asks(
     step: Callable[Concatenate[MemoryStore, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[SimStore, P], Coroutine[Any, Any, T]]:
+) -> StoreMethod[P, T]:
     """Return the method of a client that lets the server do this, with copies of the caller's
     lists."""
     run: Callable[..., Coroutine[Any, Any, T]] = step
@@ -184,7 +184,7 @@ def _asks(
         copies = [each.copy() if isinstance(each, list) else each for each in args]
         return await self._ask(lambda: run(self._store, *copies, **named))
 
-    return method
+    return cast("StoreMethod[P, T]", method)
 
 
 class SimStore:
