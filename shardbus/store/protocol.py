@@ -37,7 +37,7 @@ NewHomes = Mapping[str, tuple[NodeId, int] | None]
 """New homes of shards, each a node and a fence. None: the shard has no home any more."""
 IdPage = tuple[list[str], str | None]
 """Ids, and the cursor of the next page, None at the end."""
-StoreMethod = Callable[Concatenate[Any, P], CoroutineType[Any, Any, T]]
+StoreMethod = Callable[Concatenate[Any, P], "CoroutineType[Any, Any, T]"]
 """An `async def` method of a store, as pyright declares it; to mypy it returns a `Coroutine`."""
 
 
