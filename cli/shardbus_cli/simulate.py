@@ -73,6 +73,10 @@ WithClaims = Annotated[
     bool,
     typer.Option("--claims", help="Nodes have the same two seeds; the store decides who founds."),
 ]
+WithReplicas = Annotated[
+    bool,
+    typer.Option("--replicas", help="The store is inside the cluster, and its ring changes."),
+]
 WithKills = Annotated[
     str,
     typer.Option("--kill-at", help="With --sharding: kills at a move's PHASE/VICTIM, or any."),
@@ -122,6 +126,7 @@ def simulate(
     instances: WithInstances = 0,
     discovery: WithDiscovery = False,
     claims: WithClaims = False,
+    replicas: WithReplicas = False,
     kill_at: WithKills = "",
     failing_handlers: WithFailures = 0.0,
     deliveries: WithDeliveries = False,
@@ -137,7 +142,7 @@ def simulate(
     """Run simulated clusters under seeded faults; exit code 5 if an invariant is violated."""
     from shardbus.config.settings import HANDOFFS, HOMES
     from shardbus.sharding.handoff_modes import MODES
-    from shardbus.simulation.membership.options import STRATEGIES, draw
+    from shardbus.simulation.membership.options import STRATEGIES, draw, with_replicas
     from shardbus.simulation.nodes.move_kills import targets_of
     from shardbus.simulation.nodes.options import ANY_PHASE, DENSITIES, draw_node_options
 
@@ -148,11 +153,13 @@ def simulate(
     _one_of("--kill-at", kill_at or None, (ANY_PHASE, *map(str, targets_of(MODES[handoff]))))
     _check_kind(load, sharding=sharding, discovery=discovery, claims=claims)
     _check_links(links, splits or kill_at or discovery or claims)
+    if replicas and (sharding or strategy):
+        _refuse("--replicas", "not with --sharding or --strategy: it draws one that counts votes")
     count = seeds or (SEEDS if seed is None else 1)
     numbers = range(seed or 0, (seed or 0) + count)
     plain = (draw(n, nodes, seconds, strategy, links) for n in numbers)
     joining = (replace(one, discovery=discovery, claims=claims) for one in plain)
-    drawn: list[Options | NodeOptions] = list(joining)
+    drawn: list[Options | NodeOptions] = list(map(with_replicas, joining) if replicas else joining)
     if sharding:
         more = (nodes, seconds, strategy, load, splits or None, handoff, homes, instances, kill_at)
         parts = (failing_handlers, links, deliveries, events)
