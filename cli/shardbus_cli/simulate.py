@@ -73,6 +73,9 @@ WithClaims = Annotated[
     bool,
     typer.Option("--claims", help="Nodes have the same two seeds; the store decides who founds."),
 ]
+WithStrategy = Annotated[
+    str | None, typer.Option(help="The downing strategy; drawn from the seed if not given.")
+]
 WithReplicas = Annotated[
     bool,
     typer.Option("--replicas", help="The store is inside the cluster, and its ring changes."),
@@ -111,10 +114,7 @@ def simulate(
         int | None, typer.Option(min=1, max=2000, help="Nodes; drawn from the seed if not given.")
     ] = None,
     seconds: FaultSeconds = None,
-    strategy: Annotated[
-        str | None,
-        typer.Option(help="The downing strategy; drawn from the seed if not given."),
-    ] = None,
+    strategy: WithStrategy = None,
     sharding: Annotated[
         bool,
         typer.Option("--sharding", help="Whole nodes with entities, clients and a store."),
@@ -152,9 +152,9 @@ def simulate(
     _one_of("--homes", homes, HOMES)
     _one_of("--kill-at", kill_at or None, (ANY_PHASE, *map(str, targets_of(MODES[handoff]))))
     _check_kind(load, sharding=sharding, discovery=discovery, claims=claims)
-    _check_links(links, splits or kill_at or discovery or claims)
+    _check_links(links, splits or kill_at or discovery or claims or replicas)
     if replicas and (sharding or strategy):
-        _refuse("--replicas", "not with --sharding or --strategy: it draws one that counts votes")
+        _refuse("--replicas", "not with --sharding, nor --strategy: it draws one that counts votes")
     count = seeds or (SEEDS if seed is None else 1)
     numbers = range(seed or 0, (seed or 0) + count)
     plain = (draw(n, nodes, seconds, strategy, links) for n in numbers)
@@ -173,7 +173,7 @@ def _check_links(links: str, others: object) -> None:
 
     _one_of("--links", links, LINKS)
     if links == "unfair" and others:
-        _refuse("--links", "not with --splits, --kill-at, --discovery or --claims")
+        _refuse("--links", "not with --splits, --kill-at, --discovery, --claims or --replicas")
 
 
 def _check_kind(load: str | None, *, sharding: bool, discovery: bool, claims: bool) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from dataclasses import asdict
 
 import pytest
 
@@ -14,6 +16,7 @@ from shardbus.simulation.membership.run import simulate
 from shardbus.simulation.membership.world import place_of
 from tests.markers import long_only, soak_only
 from tests.records import replace
+from tests.simulation.test_seeds import run_cli
 from tests.unit.membership.membership_net import Net
 from tests.unit.membership.test_cluster import stir
 
@@ -126,6 +129,22 @@ def test_without_a_store_in_the_cluster_nothing_is_written() -> None:
     for node in net.running():
         assert node.machine.gossip.meta == {}
         assert electorate_of(node.machine.gossip) == MEMBERS
+
+
+def test_the_replay_command_gives_the_same_run() -> None:
+    options = with_replicas(draw(23, seconds=5.0))
+    again = run_cli("7", *options.command().split()[2:], "--json")
+    assert again.returncode == 0, again.stderr
+    row = json.loads(again.stdout)
+    assert row["digest"] == simulate(options).digest
+    assert row["options"] == json.loads(json.dumps(asdict(options)))
+
+
+@pytest.mark.parametrize("other", ["--sharding", "--strategy=keep-majority", "--links=unfair"])
+def test_replicas_are_refused_with_what_they_exclude(other: str) -> None:
+    refused = run_cli("0", "--replicas", "--seed", "1", other)
+    assert refused.returncode == 2
+    assert "not with" in refused.stderr
 
 
 # -- seeds -------------------------------------------------------------------------------------

@@ -143,9 +143,9 @@ class Options:
         """Return the command that replays this run."""
         return (
             f"shardbus simulate --seed {self.seed} --nodes {self.nodes}"
-            f" --seconds {self.seconds:g} --strategy {self.strategy}"
+            f" --seconds {self.seconds:g}"
+            f"{' --replicas' if self.replicas else f' --strategy {self.strategy}'}"
             f"{' --discovery' if self.discovery else ''}{' --claims' if self.claims else ''}"
-            f"{' --replicas' if self.replicas else ''}"
             f"{' --links unfair' if self.links == 'unfair' else ''}"
         )
 
