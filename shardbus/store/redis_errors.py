@@ -5,6 +5,7 @@ again, whether the server may have run it, and the remedy of an operator.
 |---|---|---|
 | `READONLY` | a replica, or a master that was demoted | is sent again over a new connection |
 | `LOADING` `MASTERDOWN` `CLUSTERDOWN` `TRYAGAIN` `UNBLOCKED` `BUSY` | cannot now | the same |
+| `max number of clients` | `maxclients` is reached | the same |
 | `NOREPLICAS` | fewer replicas than `min-replicas-to-write` | the same |
 | `OOM` | `maxmemory` is reached, and nothing may be evicted | fails at once |
 | `MISCONF` | the last snapshot or the log could not be written | fails at once |
@@ -67,6 +68,9 @@ _CODES = {
         again=True,
     ),
     "TRYAGAIN": Trouble("moves these keys to another server (TRYAGAIN)", again=True),
+    "max number of clients reached": Trouble(
+        "has too many connections (max number of clients reached)", "raise maxclients", again=True
+    ),
     "UNBLOCKED": Trouble("has become a replica (UNBLOCKED)", again=True),
     "BUSY": Trouble(
         "runs a script of another user for too long (BUSY)", "see SCRIPT KILL", again=True
@@ -83,7 +87,7 @@ _CLASSES: tuple[tuple[type[Exception], str], ...] = (
 )
 _WORDS = re.compile(
     r"\b(READONLY|OOM|MISCONF|NOREPLICAS|LOADING|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|UNBLOCKED|NOAUTH"
-    r"|WRONGPASS)\b|^(BUSY)\b"
+    r"|WRONGPASS|max number of clients reached)\b|^(BUSY)\b"
 )
 _IN_SCRIPT = re.compile(r"\buser executing the script\b|\bcan't run this command\b", re.IGNORECASE)
 _NOT_ALLOWED = re.compile(r"\bNOPERM\b|\bno permissions?\b", re.IGNORECASE)

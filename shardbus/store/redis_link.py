@@ -368,6 +368,8 @@ class RedisLink:
     async def _exchanged(self, batch: list[_Call]) -> tuple[list[_Call], list[Any]]:
         """Connect if needed, and send the calls that are not given up. Returns them with their
         replies."""
+        for call in batch:  # A refused connection says nothing about calls that were sent before.
+            call.was_in_doubt = call.in_doubt
         async with asyncio.timeout(self._timeout / 2):
             client = await self._connected()
             batch = [call for call in batch if not call.answer.done()]

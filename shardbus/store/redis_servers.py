@@ -48,8 +48,8 @@ log = GuardedLog("shardbus.store")
 
 class RedisServers:
     """The server to which `connect` makes a client, or the masters in `cluster`. `durability`: as
-    `check_server` takes it; `timeout` bounds the check of a server, in seconds. `guide`: a client that
-    asks the Sentinels, if there are some, and keeps the connections to them."""
+    `check_server` takes it; `timeout` bounds the check of a server, in seconds. `guide`: a client
+    that asks the Sentinels, if there are some, and keeps the connections to them."""
 
     def __init__(
         self,

@@ -35,6 +35,7 @@ OLD_SCRIPT = "Error running script (call to f_x): @user_script:15: @user_script:
         (redis_errors.NoPermissionError("The user executing the script can't run this command"),
          "NOPERM", False, False),
         (redis_errors.ConnectionError("Error 111 connecting"), "Error 111", True, False),
+        (redis_errors.ConnectionError("max number of clients reached"), "max number", True, True),
         (redis_errors.ConnectionError("SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed"),
          "trusted", True, True),
         (redis_errors.TimeoutError("Timeout reading"), "Timeout", True, False),
