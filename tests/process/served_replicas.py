@@ -53,9 +53,17 @@ class Served:
         process.wait()
 
     async def ask(self, *words: str) -> tuple[int, str]:
-        """Run a command beside the replicas. Returns its exit code and its output."""
+        """Run a command about replicas. Returns its exit code and its output."""
+        return await self._output(*self.command(*words))
+
+    async def run(self, *words: str) -> tuple[int, str]:
+        """Run any command beside the replicas. Returns its exit code and its output."""
+        return await self._output(sys.executable, "-c", CODE, *words)
+
+    @staticmethod
+    async def _output(*command: str) -> tuple[int, str]:
         process = await asyncio.create_subprocess_exec(
-            *self.command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            *command, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
         out, err = await process.communicate()
         return process.returncode or 0, (out + err).decode()
