@@ -101,10 +101,10 @@ async def set_state(
     """The state in the body, as JSON, becomes the entity's: its owner saves it, and starts again
     with it. `revision`: only if the stored state still has this one.
 
-    `type`, `id`, `shard`, `node` (the owner), `bytes`, `removed` (false). Values that JSON lacks are as in
-    [an export](../how-to/keep-state.md#move-states-to-another-store). A state that does not fit the
-    class is 400, an entity that is busy or moves 409. Of a type whose instances share a state they
-    get it as news, and `node` is the one that has written it.
+    `type`, `id`, `shard`, `node` (the owner), `bytes`, `removed` (false). Values that JSON lacks
+    are as in [an export](../how-to/keep-state.md#move-states-to-another-store). A state that does
+    not fit the class is 400, an entity that is busy or moves 409. Of a type whose instances share a
+    state they get it as news, and `node` is the one that has written it.
     """
     codec = _codec(admin, type)
     try:
