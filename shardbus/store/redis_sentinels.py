@@ -49,7 +49,7 @@ class Sentinels(Sentinel):
         finally:
             for task in asked:
                 task.cancel()
-            await asyncio.wait(asked)
+            await asyncio.gather(*asked, return_exceptions=True)
         newest = max((epoch for epoch, _ in answers), default=0)
         for epoch, place in answers:
             if epoch == newest and place is not None:
