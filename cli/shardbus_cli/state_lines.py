@@ -307,7 +307,7 @@ class LineImporter:
         known = self._note_type(number, state.entity_type)
         if known is not None and known.merged is None:
             raise ConfigError(
-                f"in the application no instances of {state.entity_type} share states"
+                f"the type {state.entity_type} has no state that instances share in the application"
             )
         if known is not None and known.merged is not None:
             copy_of(known.merged, state.entity_id, value_of(state))
