@@ -306,9 +306,8 @@ class LineImporter:
 
         known = self._note_type(number, state.entity_type)
         if known is not None and known.merged is None:
-            raise ConfigError(
-                f"in the application no instances of {state.entity_type} share states"
-            )
+            name = state.entity_type
+            raise ConfigError(f"instances share no state of {name} in the application")
         if known is not None and known.merged is not None:
             copy_of(known.merged, state.entity_id, value_of(state))
         if not await self._shared.put(state):
