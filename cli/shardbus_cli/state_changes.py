@@ -97,6 +97,8 @@ def remove(
         path, keeps = ("v1", "state", kind, entity_id), "true" if keep_messages else None
         answer = NodeHttp(node).delete(*path, revision=revision, keep_messages=keeps)
         output.data(answer.text)
+        if answer["removed"] is False:
+            output.note(_nothing_stored(kind, entity_id))
         return
     _check_by_node(revision)
     named = NamedCluster(cluster, app, node, by_app=True)
@@ -242,6 +244,10 @@ async def _refuse_with_messages(store: StateStore, kind: str, shard: str, entity
             raise waiting_messages(kind, entity_id, page.last - page.first + 1)
 
 
+def _nothing_stored(kind: str, entity_id: str) -> str:
+    return f"{kind} {entity_id!r} had no stored state"
+
+
 def _write_here(
     url: str,
     named: NamedCluster,
@@ -260,7 +266,8 @@ def _write_here(
 
     name, bus = named.stopped(), named.bus
 
-    async def write() -> None:
+    async def write() -> bool:
+        """Return True if a state was stored before."""
         async with opened(url, name) as store:
             await refuse_if_running(store, name, (kind,))
             [stored] = await store.read_states(kind, [entity_id])
@@ -273,7 +280,11 @@ def _write_here(
             if data is None and not keeps_messages:
                 await _refuse_with_messages(store, kind, shard, entity_id)
             await write_state(store, kind, shard, entity_id, new, ends_reminders=data is None)
+            return bool(alone)
 
-    asyncio.run(write())
+    was_stored = asyncio.run(write())
+    if data is None and not was_stored:
+        output.note(_nothing_stored(kind, entity_id))
+        return
     change = "removed" if data is None else f"{output.counted(len(data), 'byte')} set"
     output.note(f"{kind} {entity_id!r}: {change}")

@@ -306,8 +306,9 @@ class LineImporter:
 
         known = self._note_type(number, state.entity_type)
         if known is not None and known.merged is None:
-            name = state.entity_type
-            raise ConfigError(f"instances share no state of {name} in the application")
+            raise ConfigError(
+                f"the type {state.entity_type} has no state that instances share in the application"
+            )
         if known is not None and known.merged is not None:
             copy_of(known.merged, state.entity_id, value_of(state))
         if not await self._shared.put(state):

@@ -160,6 +160,7 @@ class Node:
     def _make_sessions(self) -> None:
         """Make the parts that carry messages."""
         uid, loop, drops = self.me.uid, self.loop, self.records.drops
+        self._ticker = Ticker()
         self.dispatcher = self._make_dispatcher()
         endpoint = self.endpoint = self._make_endpoint(uid)
         self.dispatcher.attach(endpoint)
@@ -174,7 +175,6 @@ class Node:
             str(self.me), loop, endpoint.clock, self.dispatcher, None, limit, endpoint.sent
         )
         self.loopback.tag, self.loopback.mark = self.me, drops.own_mark
-        self._ticker = Ticker(endpoint.clock, loop)
 
     def _session_to(self, node: NodeId) -> Session:
         return self.endpoint.session_to(node.address, node)
@@ -207,7 +207,6 @@ class Node:
         self.endpoint.start(self.settings.node.host, self.settings.node.port)
         self._upkeep.start()
         self._add_periodic_tasks()
-        self._ticker.start()
 
     def _warn_of_levels(self) -> None:
         if is_replicated(self.settings.store.url):
@@ -234,6 +233,7 @@ class Node:
                 membership=self._on_membership,
                 denied=self.membership.denied,
                 refused=self.membership.session_refused,
+                tick=self._ticker.beat,
             ),
             authorize=self.keyring.authorize if self.keyring is not None else authorize,
             network=self.environment.network,

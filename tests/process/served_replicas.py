@@ -28,6 +28,8 @@ class Served:
         self.folder = folder
         self.ports = sorted(free_port() for _ in range(3))
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.secret = ""
+        """The file of the keys of replicas and commands; empty without keys."""
 
     @property
     def url(self) -> str:
@@ -35,7 +37,8 @@ class Served:
 
     def command(self, *words: str) -> list[str]:
         head = [sys.executable, "-c", CODE, "store", *words, "--cluster", "shop"]
-        return [*head, "--store", self.url, "--set", f"store.replicas={len(self.ports)}"]
+        keys = ["--set", f"security.secret={self.secret}"] if self.secret else []
+        return [*head, "--store", self.url, "--set", f"store.replicas={len(self.ports)}", *keys]
 
     def start(self, port: int) -> None:
         path = str(self.folder / str(port))

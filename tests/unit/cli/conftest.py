@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 import threading
 from collections.abc import Iterator
@@ -22,11 +21,8 @@ from tests.unit.cli.cli_kit import FakeNode, Shell
 
 
 @pytest.fixture(autouse=True)
-def _root_handlers() -> Iterator[None]:
+def _own_log(own_log: None) -> None:
     """Commands that start a node configure logging: on a stream that is closed after the test."""
-    kept = logging.getLogger().handlers[:]
-    yield
-    logging.getLogger().handlers[:] = kept
 
 
 @pytest.fixture(autouse=True)
@@ -82,10 +78,10 @@ def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
 def apps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    before = set(sys.modules)
     (tmp_path / "good_app.py").write_text(
         "from shardbus import ShardBus\nbus = ShardBus('shop')\nport = 3\n"
     )
     yield tmp_path
-    for name in set(sys.modules) - before:
-        del sys.modules[name]
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]

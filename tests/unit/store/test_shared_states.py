@@ -182,7 +182,9 @@ async def test_an_application_refuses_states_that_its_class_does_not_read() -> N
     elsewhere = flag.replace("hits", "cart")
     unshared = ShardBus("lab")
     unshared.entity("hits")(Alone)
-    with pytest.raises(CommandFailure, match="line 1: instances share no state of hits"):
+    with pytest.raises(
+        CommandFailure, match="line 1: the type hits has no state that instances share"
+    ):
         await import_lines(store, unshared, [flag.encode()], "refuse", write=True)
     for line, why in (
         (flag, "line 1: .*it is a flag, and the class declares a counter"),
