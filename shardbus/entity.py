@@ -150,9 +150,13 @@ class Handler(Generic[P, R]):
         deliver, deliver_nowait = map(_of_reference, ("deliver", "deliver_nowait"))
 
     def __set_name__(self, owner: type, name: str) -> None:
-        """Take the note of the handlers from a protocol, of which it would be a member."""
+        """Pass the name on to a decorator that has made the function, and take the note of the
+        handlers from a protocol, of which it would be a member."""
         if Protocol in owner.__bases__ and HANDLERS in vars(owner):
             delattr(owner, HANDLERS)
+        name_it = getattr(self.function, "__set_name__", None)
+        if name_it is not None:
+            name_it(owner, name)
 
     @overload
     def __get__(self, instance: None, owner: type) -> Handler[P, R]: ...

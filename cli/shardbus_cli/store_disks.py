@@ -341,7 +341,7 @@ async def _serving(settings: Settings, cluster: str, left: Remains) -> list[str]
     """Return the replicas of the store that serve.
 
     Raises:
-        CommandFailure: one refuses the keys of this command, so it may serve.
+        CommandFailure: one runs without an answer to this command, so it may serve.
     """
     from shardbus.ids import Address
     from shardbus.store.replica_status import ask_replicas
@@ -350,10 +350,12 @@ async def _serving(settings: Settings, cluster: str, left: Remains) -> list[str]
     addresses = list(dict.fromkeys((*peers_of(settings), *named)))
     found = await ask_replicas(network_of(settings), cluster, addresses, ANSWER_S)
     for address, facts in found.items():
-        if facts["state"] == "refused":
+        if facts["state"] in ("refused", "silent"):
+            is_denied = facts["state"] == "refused"
+            why = f"refuses this command: {facts['waits_for']}" if is_denied else "does not answer"
             raise CommandFailure(
-                f"the replica {address} runs, and refuses this command: {facts['waits_for']}",
-                "give this command the settings of the replica, with its secret",
+                f"the replica {address} runs, and {why}",
+                "give this command the settings of the replica, with its cluster and secret",
                 code=ExitCode.REFUSED,
             )
     return [str(address) for address, facts in found.items() if facts["state"] == "founded"]

@@ -132,16 +132,9 @@ class RedisStore:
                 ClusterLink(slots, self._session, timeout=timeout) for _ in range(WRITERS)
             ]
         self._link = self._links[0]
-        self._servers = RedisServers(
-            self._links,
-            self._session,
-            self._keys,
-            connect,
-            self._map,
-            parsed.durability,
-            timeout,
-            guide=connect() if parsed.kind == "redis+sentinel" else None,
-        )
+        guide = connect() if parsed.kind == "redis+sentinel" else None
+        parts = (self._links, self._session, self._keys, connect, self._map)
+        self._servers = RedisServers(*parts, parsed.durability, timeout, guide)
         self._watch = ServerWatch(
             self._shown, self._servers.probe, self._servers.find_problems, check_every=check_every
         )

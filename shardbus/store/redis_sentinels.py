@@ -49,7 +49,7 @@ class Sentinels(Sentinel):
         finally:
             for task in asked:
                 task.cancel()
-            await asyncio.wait(asked)
+            await asyncio.gather(*asked, return_exceptions=True)
         newest = max((epoch for epoch, _ in answers), default=0)
         for epoch, place in answers:
             if epoch == newest and place is not None:
@@ -95,10 +95,12 @@ async def _named(sentinel: Any, name: str) -> tuple[int, Place | None]:
     Raises:
         RedisError, OSError: it does not answer.
     """
-    state = (await sentinel.sentinel_masters()).get(name)
-    if state is None:
+    # By name: the methods of some versions of the library fail over arguments of their own.
+    state = (await sentinel.execute_command("SENTINEL MASTERS")).get(name)
+    named = await sentinel.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", name)
+    if state is None or not named:
         return -1, None
-    host, port = await sentinel.sentinel_get_master_addr_by_name(name)
+    host, port = named
     place = (host.decode() if isinstance(host, bytes) else str(host), int(port))
     was_promoted = place != (state["ip"], state["port"])
     is_down = state["is_sdown"] or state["is_odown"]

@@ -130,7 +130,7 @@ class RedisUrl(msgspec.Struct, frozen=True):
             "username": self.options.get("sentinel_username"),
             "password": self.options.get("sentinel_password"),
         }
-        sentinels = Sentinels(
+        sentinels = Sentinels(  # type: ignore[no-untyped-call]
             [(host.host, host.port) for host in self.hosts],
             sentinel_kwargs={**shared, **login, "retry": _no_retry()},
         )

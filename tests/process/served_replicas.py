@@ -35,8 +35,8 @@ class Served:
     def url(self) -> str:
         return "cluster://" + ",".join(f"127.0.0.1:{port}" for port in self.ports)
 
-    def command(self, *words: str) -> list[str]:
-        head = [sys.executable, "-c", CODE, "store", *words, "--cluster", "shop"]
+    def command(self, *words: str, cluster: str = "shop") -> list[str]:
+        head = [sys.executable, "-c", CODE, "store", *words, "--cluster", cluster]
         keys = ["--set", f"security.secret={self.secret}"] if self.secret else []
         return [*head, "--store", self.url, "--set", f"store.replicas={len(self.ports)}", *keys]
 
@@ -52,9 +52,9 @@ class Served:
         process.kill()
         process.wait()
 
-    async def ask(self, *words: str) -> tuple[int, str]:
+    async def ask(self, *words: str, cluster: str = "shop") -> tuple[int, str]:
         """Run a command about replicas. Returns its exit code and its output."""
-        return await self._output(*self.command(*words))
+        return await self._output(*self.command(*words, cluster=cluster))
 
     async def run(self, *words: str) -> tuple[int, str]:
         """Run any command beside the replicas. Returns its exit code and its output."""

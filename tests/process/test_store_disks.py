@@ -134,5 +134,7 @@ async def test_a_command_without_the_secret_is_told_so_and_founds_no_second_stor
     assert "runs, and refuses this command: " in text
     assert "the cluster has a secret, and this process has none" in text
     served.secret = str(secret)
+    code, text = await served.ask("recover", *place, "--accept-loss", cluster="shpo")
+    assert (code, "runs, and does not answer" in text) == (6, True), text
     served.start(first)
     await until(all_serve, "every replica, with the disk as it was")
