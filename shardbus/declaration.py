@@ -23,6 +23,7 @@ from shardbus.entities.entity_type import (
     EntityTypes,
     Invoker,
     addressed,
+    as_method,
     awaited,
     in_thread,
     is_coroutine_function,
@@ -46,6 +47,7 @@ from shardbus.handlers import (
     handlers_of,
     no_handlers_of,
     own_annotations,
+    owner_of,
     without_handler,
 )
 from shardbus.ids import check_id
@@ -59,6 +61,7 @@ from shardbus.routing.region import layout_of, shard_function
 from shardbus.sharding.allocation.strategies import AllocationStrategy
 from shardbus.sharding.handoff_modes import HandoffMode, check_mode
 from shardbus.sharding.instances import Instances, instances_of, layout_with
+from shardbus.wire.generic_bases import bindings_in, bound, variables_of
 from shardbus.wire.schema import (
     ONE_ARGUMENT,
     Interface,
@@ -362,7 +365,9 @@ def interface_of(
     for attribute, value in handlers_of(cls).items():
         check_handler(cls, attribute, value)
         with _of_class(cls):
-            methods[attribute] = method(attribute, described(value.function))
+            owner = owner_of(cls, attribute)
+            function = described(value.function)
+            methods[attribute] = method(attribute, function, owner, bindings_in(cls, owner))
     layout = f"crc32/{shards}"
     if shard_of is not None:
         checked = shard_function(name, shard_of)
@@ -544,8 +549,9 @@ def _placed(cls: type, name: str, value: Handler[Any, Any]) -> tuple[Callable[..
     """Return the handler's function, to be called on the loop, and whether it is a coroutine
     function. A blocking one runs in a thread."""
     thread: object = value.thread
+    function = as_method(value.function)
     if isinstance(thread, bool) and not thread:
-        return awaited(value.function)
+        return awaited(function)
     where = f"handler {name} of {cls.__name__}"
     if thread is not True and not isinstance(thread, ThreadPoolExecutor):
         raise ConfigError(
@@ -557,7 +563,7 @@ def _placed(cls: type, name: str, value: Handler[Any, Any]) -> tuple[Callable[..
             f"{where} is async: it cannot run in a thread",
             hint=f"write def {name}, or @handler without thread",
         )
-    return in_thread(value.function, None if thread is True else thread), True
+    return in_thread(function, None if thread is True else thread), True
 
 
 def all_behaviours(cls: type) -> frozenset[Callable[..., Any]]:
@@ -703,7 +709,9 @@ def _state_class(cls: type) -> Any:
     owner = next((base for base in cls.__mro__ if "state" in own_annotations(base)), None)
     if owner is None:
         return None
-    return _resolved(cls, owner, own_annotations(owner)["state"])
+    annotation = _resolved(cls, owner, own_annotations(owner)["state"])
+    with _of_class(cls):
+        return bound(annotation, bindings_in(cls, owner))
 
 
 def _resolved(cls: type, owner: type, annotation: Any, *, extras: bool = False) -> Any:
@@ -712,8 +720,9 @@ def _resolved(cls: type, owner: type, annotation: Any, *, extras: bool = False) 
     there."""
     names = {"__annotations__": {"it": annotation}, "__module__": owner.__module__}
     alone = type(owner.__name__, (), names)
+    known = {**variables_of(owner), **vars(owner)}
     with _of_class(cls):
-        return typing.get_type_hints(alone, None, dict(vars(owner)), include_extras=extras)["it"]
+        return typing.get_type_hints(alone, None, known, include_extras=extras)["it"]
 
 
 def _check_item(cls: Any) -> None:

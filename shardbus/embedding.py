@@ -64,6 +64,7 @@ from shardbus.node.shutdown import leave
 from shardbus.node.store_wait import StoreWait
 from shardbus.replica.child import ReplicaChild, replica_words, with_replicas
 from shardbus.task_set import TaskSet
+from shardbus.tasks.own_loop import asyncio_loop
 
 log = GuardedLog("shardbus.node")
 
@@ -158,6 +159,7 @@ class EmbeddedNode:
                 f"a node of {self._bus.name!r} runs in this process already",
                 hint="one ShardBus runs one node; make another ShardBus",
             )
+        asyncio_loop()
         source = version_source(self._settings.kubernetes, self._bus.version_source)
         own = await with_version(self._settings.node, source)
         self._settings, has_replica = with_replicas(replace(self._settings, node=own))

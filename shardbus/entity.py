@@ -25,8 +25,9 @@ from typing import (
 from shardbus.entities.context import Context
 from shardbus.entities.entity_type import BEHAVIOUR, StopReason, layers, may_wait
 from shardbus.entities.merged_state import MergedState
-from shardbus.errors import ConfigError, Unhandled
+from shardbus.errors import ConfigError, LocalProtocolError, Unhandled
 from shardbus.routing.refs import Call
+from shardbus.routing.sent import awaited
 from shardbus.wire.stored_state import StateCodec
 
 P = ParamSpec("P")
@@ -84,9 +85,25 @@ class Called(Protocol[P, R_co]):
         ...
 
 
+def _of_reference(verb: str) -> Callable[..., Any]:
+    """Return a verb of a handler, which its references have, and the class only for code that reads
+    it, as `unittest.mock.create_autospec` does."""
+
+    def refuse(self: Handler[Any, Any], *args: Any, **kwargs: Any) -> Any:
+        raise LocalProtocolError(
+            f"{self.__name__}.{verb} is a verb of a reference, and this is the class",
+            hint=f"take a reference: client.ref(Class, id).{self.__name__}.{verb}(...)",
+        )
+
+    refuse.__name__ = verb
+    return refuse if verb == "tell_nowait" else awaited(refuse)
+
+
+@awaited
 class Handler(Generic[P, R]):
     """A method that references can call. Inside its own entity it is the plain method. For type
-    checkers it is also the attribute of a blocking client's reference."""
+    checkers it is also the attribute of a blocking client's reference. A mock that is made by its
+    class has the verbs of a reference, and returns awaitables as that does."""
 
     def __init__(self, function: Callable[..., Any], *, thread: Thread) -> None:
         self.function = function
@@ -123,10 +140,23 @@ class Handler(Generic[P, R]):
             """Ask the entity. With a key the handler runs once for this key."""
             ...
 
+    else:
+
+        def __call__(self, *args, **kwargs):
+            """Call the method of an entity, as `Base.add(self, 2)` does in a subclass."""
+            return self.function(*args, **kwargs)
+
+        tell, tell_nowait, ask = map(_of_reference, ("tell", "tell_nowait", "ask"))
+        deliver, deliver_nowait = map(_of_reference, ("deliver", "deliver_nowait"))
+
     def __set_name__(self, owner: type, name: str) -> None:
-        """Take the note of the handlers from a protocol, of which it would be a member."""
+        """Pass the name on to a decorator that has made the function, and take the note of the
+        handlers from a protocol, of which it would be a member."""
         if Protocol in owner.__bases__ and HANDLERS in vars(owner):
             delattr(owner, HANDLERS)
+        name_it = getattr(self.function, "__set_name__", None)
+        if name_it is not None:
+            name_it(owner, name)
 
     @overload
     def __get__(self, instance: None, owner: type) -> Handler[P, R]: ...

@@ -86,6 +86,11 @@ def _attribute(cls: type, name: str) -> tuple[type, Any]:
     )
 
 
+def owner_of(cls: type, name: str) -> type:
+    """Return the base in which a handler of a class stands."""
+    return _attribute(cls, name)[0]
+
+
 def _check_name(cls: type, name: str) -> None:
     where = f"{cls.__name__}: a handler cannot be called {name!r}"
     if name in RESERVED or name.startswith("_"):

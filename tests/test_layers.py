@@ -120,6 +120,9 @@ ENTRY_POINTS = {
     "shardbus_cli.main",
     "shardbus_cli.dev.node_main",
     "shardbus_cli.template.app",
+    "shardbus_cli.pyinstaller_hooks",
+    "shardbus_cli.pyinstaller_hooks.hook-shardbus",
+    "shardbus_cli.pyinstaller_hooks.hook-shardbus_cli",
     "shardbus.simulation.replication.run",
     "shardbus.simulation.replication.data_calls",
     "shardbus.data",
@@ -129,8 +132,9 @@ ENTRY_POINTS = {
     "shardbus.delivery",
 }
 """Modules that are started or imported from outside: the command, the process of a node of
-`shardbus dev`, the application of a new project, the simulators of replicas, the suites that tests
-of users subclass, and the modules that applications import by their own names."""
+`shardbus dev`, the application of a new project, the hooks that PyInstaller finds, the simulators
+of replicas, the suites that tests of users subclass, and the modules that applications import by
+their own names."""
 
 SMALL_LINES = 40
 """A module below this size, with one importer, belongs into its importer."""

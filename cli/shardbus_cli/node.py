@@ -74,6 +74,7 @@ def start(
 
     named = app_named(application, app)
     leash = _leash(leash_fd)
+    _check_writable(ready_fd)
     given = {
         "--host": host,
         "--port": port,
@@ -107,6 +108,29 @@ def _configure_log(settings: Settings) -> None:
     own = settings.node
     address = str(Address.advertised(own.advertise or own.host, own.port))
     configure(settings.log.level, settings.log.format, node=address)
+
+
+def _check_writable(ready_fd: int | None) -> None:
+    """Check the descriptor of `--ready-fd`.
+
+    Raises:
+        CommandFailure: nothing can be written to it.
+    """
+    import fcntl
+    import os
+
+    if ready_fd is None:
+        return
+    try:
+        flags = fcntl.fcntl(ready_fd, fcntl.F_GETFL)
+    except (OSError, OverflowError, ValueError):
+        why = "this process has no such descriptor"
+    else:
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            return
+        why = "the descriptor is open to read only"
+    hint = "let the process that starts the node open it and pass it on, as `3>&1 ... --ready-fd 3`"
+    raise CommandFailure(f"--ready-fd {ready_fd}: {why}", hint, code=ExitCode.USAGE)
 
 
 def _leash(fd: int | None) -> SupervisorLink | None:

@@ -10,7 +10,8 @@ thread, which may be in a call of the system that began just before the signal c
 end as by the signal's default.
 
 **The end.** Threads of the application that are no daemons, `atexit`, and standard output with a
-reader that stands still can each keep a process whose work is done. They have `END_S`.
+reader that stands still can each keep a process whose work is done. They have `END_S`; threads that
+last for `NOTE_S` are named on standard error.
 
 After these the interpreter takes itself apart, which is not safe beside other threads: ZeroMQ's,
 and daemon threads, which run on into it. A node may have some then: the writers of lines, its
@@ -44,6 +45,8 @@ LASTING = ("node", "dev", "store")
 """Commands that run for long."""
 EARLY_S = 3.0
 END_S = 15.0
+NOTE_S = 1.0
+NAMES_MAX = 500
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
@@ -91,6 +94,7 @@ class ProcessEnd:
         for number in SIGNALS:
             signal.signal(number, lambda number, frame: os._exit(code))
         flush((sys.stdout, sys.stderr))
+        note_threads()
         join_threads()
         call_atexit()
         atexit.register(_end, code)
@@ -101,6 +105,24 @@ def _end(code: int) -> None:
         flush((*open_files(), sys.stdout, sys.stderr))
     finally:
         os._exit(code)
+
+
+def note_threads() -> None:
+    """Name, after `NOTE_S`, the threads for which the end of the process still waits."""
+    threading: Any = sys.modules.get("threading")
+    if threading is None:
+        return
+
+    def note() -> None:
+        time.sleep(NOTE_S)
+        main = threading.main_thread()
+        last = [one.name for one in threading.enumerate() if one is not main and not one.daemon]
+        if last:
+            names = ", ".join(last)[:NAMES_MAX]
+            line = f"shardbus: the process waits for threads that are no daemons: {names}"
+            os.write(2, f"{line}; {END_S - NOTE_S:.0f} s more at most\n".encode())
+
+    _thread.start_new_thread(note, ())
 
 
 def join_threads() -> None:

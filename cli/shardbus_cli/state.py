@@ -304,9 +304,12 @@ def _row(entity_id: str, data: bytes) -> dict[str, Any]:
 
 
 def _list_by_node(node: str, kind: str, as_json: bool, **query: object) -> None:
-    """Print one page of ids as a node lists them."""
+    """Print one page of ids as a node lists them: the first that is not empty."""
     set_ones = {key: value or None for key, value in query.items()}
-    answer = NodeHttp(node).read("v1", "stored", kind, **set_ones)
+    http = NodeHttp(node)
+    answer = http.read("v1", "stored", kind, **set_ones)
+    while not answer["stored"] and answer["next"] is not None:
+        answer = http.read("v1", "stored", kind, **{**set_ones, "cursor": answer["next"]})
     if answer.printed(as_json):
         return
     output.table(("id", "shard"), answer["stored"])

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
 
@@ -98,6 +97,8 @@ def remove(
         path, keeps = ("v1", "state", kind, entity_id), "true" if keep_messages else None
         answer = NodeHttp(node).delete(*path, revision=revision, keep_messages=keeps)
         output.data(answer.text)
+        if answer["removed"] is False:
+            output.note(_nothing_stored(kind, entity_id))
         return
     _check_by_node(revision)
     named = NamedCluster(cluster, app, node, by_app=True)
@@ -123,8 +124,9 @@ def export(
     app: AppOfCluster = None,
     node: NodeUrl = NODE_URL,
 ) -> None:
-    """Print every stored state as a line of JSON, reminders, journals, messages of durable
-    mailboxes, and entities that are remembered; with --all the outboxes of clients, too."""
+    """Print every stored state as a line of JSON, also those that instances share, reminders,
+    journals, messages of durable mailboxes, and entities that are remembered; with --all the
+    outboxes of clients, too."""
     import asyncio
 
     named = NamedCluster(cluster, app, node, by_app=True)
@@ -151,8 +153,7 @@ def export(
                 async for line in lines_of_type(found, bus, kind, prefix, after, rate):
                     output.data(line)
                     count += 1
-                shared = await _note_shared(found, kind, prefix)
-                if not shared and count == before and (mistake := named.mistaken_type(kind)):
+                if count == before and (mistake := named.mistaken_type(kind)):
                     raise CommandFailure(mistake, code=ExitCode.REFUSED)
             if every:
                 async for line in lines_of_outboxes(found):
@@ -207,25 +208,6 @@ def import_(
         output.note(f"{counts}{': nothing was written' if dry_run else ''}")
 
 
-async def _note_shared(store: StateStore, kind: str, prefix: str) -> bool:
-    """Say that states which instances share are not in an export. Returns True if there are
-    some."""
-    from shardbus.config.settings import DataSettings
-    from shardbus.store.protocol import CountsValues
-    from shardbus.store.state_values import StateValues
-
-    if not isinstance(store, CountsValues):
-        return False
-    shared = await StateValues(kind, store, DataSettings(), time.time).ids(prefix)
-    if shared:
-        states = output.counted(len(shared), "state")
-        output.note(
-            f"{kind}: its instances share {states}, which an export does not have:"
-            " `shardbus store backup` has them"
-        )
-    return bool(shared)
-
-
 def _check_by_node(revision: str | None) -> None:
     if revision is not None:
         raise CommandFailure("--revision is not for --store", code=ExitCode.USAGE)
@@ -262,6 +244,10 @@ async def _refuse_with_messages(store: StateStore, kind: str, shard: str, entity
             raise waiting_messages(kind, entity_id, page.last - page.first + 1)
 
 
+def _nothing_stored(kind: str, entity_id: str) -> str:
+    return f"{kind} {entity_id!r} had no stored state"
+
+
 def _write_here(
     url: str,
     named: NamedCluster,
@@ -280,7 +266,8 @@ def _write_here(
 
     name, bus = named.stopped(), named.bus
 
-    async def write() -> None:
+    async def write() -> bool:
+        """Return True if a state was stored before."""
         async with opened(url, name) as store:
             await refuse_if_running(store, name, (kind,))
             [stored] = await store.read_states(kind, [entity_id])
@@ -293,7 +280,11 @@ def _write_here(
             if data is None and not keeps_messages:
                 await _refuse_with_messages(store, kind, shard, entity_id)
             await write_state(store, kind, shard, entity_id, new, ends_reminders=data is None)
+            return bool(alone)
 
-    asyncio.run(write())
+    was_stored = asyncio.run(write())
+    if data is None and not was_stored:
+        output.note(_nothing_stored(kind, entity_id))
+        return
     change = "removed" if data is None else f"{output.counted(len(data), 'byte')} set"
     output.note(f"{kind} {entity_id!r}: {change}")

@@ -41,6 +41,7 @@ from shardbus.routing.refs import Ref, ask, milliseconds, pack, tell
 from shardbus.routing.region import Region
 from shardbus.routing.sent import awaited
 from shardbus.routing.tracer import Tracer, open_tracing
+from shardbus.tasks.own_loop import asyncio_loop
 from shardbus.transport.asks import Key, Unsent
 from shardbus.transport.drop_reports import RefusedTells
 from shardbus.transport.endpoint import Endpoint
@@ -160,12 +161,12 @@ class AsyncClient(Towards):
                 "a client is entered once",
                 hint="make another one; lifespan(lambda: AsyncClient(...)) does at each start",
             )
+        loop = asyncio_loop()
         self._entered = True
         guard(self)
         environment = self._make_environment()
         uid, dice = environment.uid, environment.dice
         if self._tracing:
-            loop = asyncio.get_running_loop()
             self.tracer = open_tracing(
                 client_name(uid), self._trace_ratio, dice, loop, limit=self._trace_limit
             )

@@ -13,6 +13,7 @@ import contextlib
 import os
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator
+from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -216,6 +217,8 @@ class Client(BlockingTowards):
         if connect_timeout is not None:
             milliseconds(connect_timeout)
         self._opening, self._opened = threading.Lock(), False
+        self._at_exit: Callable[[], None] | None = None
+        """Closes a client that is used without `with`, at the end of its process."""
 
     def __enter__(self) -> Client:
         self._open_once()
@@ -248,7 +251,8 @@ class Client(BlockingTowards):
             if name not in SET_BY_OPENING:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             self._open_once()
-            atexit.register(self.close)
+            self._at_exit = partial(_close_in, os.getpid(), self)
+            atexit.register(self._at_exit)
             return vars(self)[name]
 
     def __exit__(self, *error: object) -> None:
@@ -261,7 +265,8 @@ class Client(BlockingTowards):
         Raises the error of an earlier tell that could not be sent; the client is closed then, too.
         """
         if self._opened and self._thread.is_alive():
-            atexit.unregister(self.close)
+            if self._at_exit is not None:
+                atexit.unregister(self._at_exit)
             if not self._bridge.close():  # another thread closes it
                 self._thread.join(CLOSING_S)
                 return
@@ -414,6 +419,12 @@ class Client(BlockingTowards):
     def flush(self) -> None:
         """Block until a node has acknowledged every tell so far."""
         self._run(self._client.flush)
+
+
+def _close_in(pid: int, client: Client) -> None:
+    """Close a client at the end of the process that has opened it, but not of a fork of it."""
+    if os.getpid() == pid:
+        client.close()
 
 
 class BlockingData:

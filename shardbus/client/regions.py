@@ -42,6 +42,7 @@ from shardbus.sharding import events
 from shardbus.sharding.instances import Instances
 from shardbus.sharding.region.region import ShardRegion
 from shardbus.sharding.region.route import REJECT_BUFFER_FULL, REJECT_REFUSED
+from shardbus.tasks.own_loop import check_loop
 from shardbus.transport.asks import Unsent, refuse
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.outbox import SessionOutbox
@@ -194,12 +195,16 @@ class ClientRegions:
 
         Raises:
             ConfigError: the class is not decorated, or the cluster lays it out differently.
+            LocalProtocolError: this is the first use of the class, and not in the client's loop.
         """
         interface = getattr(cls, "__shardbus_interface__", None)
         if not isinstance(interface, Interface):
             name = getattr(cls, "__name__", repr(cls))
             raise ConfigError(f"{name} is no entity class", hint="decorate it with @bus.entity")
-        region = self._by_name.get(interface.name) or self._add(interface)
+        region = self._by_name.get(interface.name)
+        if region is None:
+            check_loop(self.endpoint.loop)
+            region = self._add(interface)
         if region.interface is not interface:
             region.adopt(interface)
         self.routers[cls] = region.sender

@@ -13,7 +13,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
-from functools import partial
+from functools import partial, wraps
+from types import FunctionType
 from typing import Any
 
 import msgspec
@@ -224,6 +225,20 @@ def _is_awaitable_generator(function: Callable[..., Any]) -> bool:
     """True for a function with `types.coroutine`."""
     code = getattr(function, "__code__", None)
     return code is not None and bool(code.co_flags & inspect.CO_ITERABLE_COROUTINE)
+
+
+def as_method(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls a handler as Python calls a method: an object that a decorator
+    has made may bind itself to the entity, and take calls in no other way."""
+    bind = getattr(function, "__get__", None)
+    if isinstance(function, FunctionType) or bind is None:
+        return function
+
+    @wraps(function)
+    def call(entity: Any, *args: Any) -> Any:
+        return bind(entity, type(entity))(*args)
+
+    return call
 
 
 def awaited(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:

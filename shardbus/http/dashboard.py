@@ -21,6 +21,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from shardbus.errors import ConfigError
+
 PAGE = "/ui"
 INDEX = "index.html"
 TYPES = {
@@ -77,6 +79,12 @@ class PageFiles:
 
     def __init__(self) -> None:
         folder = resources.files("shardbus.http").joinpath("ui")
+        if not folder.is_dir():
+            raise ConfigError(
+                f"the files of the page {PAGE} are not installed: {folder}",
+                hint="a packer must take the data files of the package shardbus; PyInstaller's"
+                " option for it is --collect-data shardbus",
+            )
         files = (file for file in folder.iterdir() if file.name.rpartition(".")[2] in TYPES)
         self.files = {file.name: PageFile.of(file.name, file.read_bytes()) for file in files}
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from shardbus.config.replicas import is_replicated
+from shardbus.config.replicas import is_replicated, own_replica
 from shardbus.config.settings import Settings, ShardingSettings
 from shardbus.entities import durable_mailboxes, entity_sends
 from shardbus.entities.entity_type import EntityTypes
@@ -34,7 +34,7 @@ from shardbus.ids import Address, NodeId
 from shardbus.membership import events as cluster
 from shardbus.membership.joining import STORE_IDENTITY
 from shardbus.membership.known_types import announced
-from shardbus.membership.member import FEATURES, Member, Status
+from shardbus.membership.member import FEATURES, REPLICA, Member, Status
 from shardbus.membership.view import (
     DowningDecided,
     HandlingResumed,
@@ -350,7 +350,7 @@ class Node:
             roles=tuple(settings.roles),
             version=settings.version,
             zone=settings.zone,
-            features=(*FEATURES, *announced(types)),
+            features=(*FEATURES, *announced(types), *self._own_replica()),
         )
         shared = fingerprint(self.settings.cluster)
         shared["store.url"] = family(self.settings.store.url)
@@ -364,7 +364,13 @@ class Node:
         self._ticker.add("vitals", self.reports.vitals.on_tick)
         self._ticker.add("sign of life", lambda tick: self.cluster.app_alive())
         self._ticker.add("joining", lambda tick: membership.watch_joining(), SECOND)
+        self._ticker.add("voters", lambda tick: self._upkeep.show_voters(), SECOND)
         membership.joins.begin(rejoins_by, turn)
+
+    def _own_replica(self) -> tuple[str, ...]:
+        """Return the feature that announces this node's replica, none if it has none."""
+        own = own_replica(self.settings)
+        return (f"{REPLICA}{own}",) if own is not None else ()
 
     # ---- effects of membership
 

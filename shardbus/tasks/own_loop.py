@@ -23,6 +23,22 @@ def check_loop(loop: AbstractEventLoop) -> None:
         raise foreign_call(running)
 
 
+def asyncio_loop() -> AbstractEventLoop:
+    """Return the event loop that runs the caller.
+
+    Raises:
+        LocalProtocolError: it is none of asyncio's, as under trio, or there is none.
+    """
+    running = running_loop()
+    if running is None:
+        raise LocalProtocolError(
+            "no event loop of asyncio runs here: clients and nodes need one",
+            hint="start the program with asyncio.run; with trio or without a loop use Client, which"
+            " has a thread of its own",
+        )
+    return running
+
+
 def foreign_call(running: AbstractEventLoop | None) -> LocalProtocolError:
     """Return the error of a call from another loop, or from a thread without one."""
     where = "a thread without an event loop" if running is None else "another event loop"

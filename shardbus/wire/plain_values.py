@@ -97,6 +97,13 @@ def _check_each(pairs: Any, place: str, room: int) -> None:
                 raise misfit.within(place.format(f"{name!s:.60}")) from None
 
 
+def check_plain_keys(value: dict[Any, Any]) -> None:
+    """Raise Misfit unless the keys of a dict are plain: scalars, and tuples of these."""
+    if not _are_scalars(map(type, value)):
+        for key in value:
+            _check_key(key, NESTING_MAX - 1)
+
+
 def _check_key(key: Any, room: int) -> None:
     kind = type(key)
     if kind in SCALARS:

@@ -29,6 +29,7 @@ from shardbus.error_text import class_name, plain, shown
 from shardbus.errors import ConfigError, SchemaError
 from shardbus.sharding.instances import Instances
 from shardbus.wire.batch import METHOD_MAX
+from shardbus.wire.generic_bases import Bindings, bound, variables_of
 from shardbus.wire.instances import ReadAll, reader_of_many
 from shardbus.wire.misfit import Misfit, described, text_of
 from shardbus.wire.nesting import NESTING_MAX, check_nesting
@@ -397,13 +398,19 @@ class Method(msgspec.Struct, frozen=True):
         return bound.args
 
 
-def method(name: str, function: Callable[..., Any]) -> Method:
-    """Return the wire form of a handler `function(self, ...)`.
+def method(
+    name: str,
+    function: Callable[..., Any],
+    owner: type = object,
+    bindings: Bindings | None = None,
+) -> Method:
+    """Return the wire form of a handler `function(self, ...)`. `owner` is the class in whose body
+    it stands, and `bindings` has the types of the type variables of that.
 
     Raises:
         ConfigError: a parameter cannot be sent, or there are more than 15.
     """
-    hints = _hints(function)
+    hints = {key: bound(hint, bindings or {}) for key, hint in _hints(function, owner).items()}
     parameters = tuple(inspect.signature(function).parameters.values())[1:]
     if len(parameters) > ARGUMENTS_MAX:
         raise ConfigError(
@@ -434,9 +441,10 @@ def method(name: str, function: Callable[..., Any]) -> Method:
     )
 
 
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+def _hints(function: Callable[..., Any], owner: type = object) -> dict[str, Any]:
+    known = variables_of(owner) or None
     try:
-        return typing.get_type_hints(function, include_extras=True)
+        return typing.get_type_hints(function, localns=known, include_extras=True)
     except NameError as e:
         raise ConfigError(
             f"{function.__qualname__}: an annotation is not known where it is declared: {e}"

@@ -32,7 +32,7 @@ from msgspec import inspect as m
 
 from shardbus.errors import ConfigError
 from shardbus.wire.misfit import Misfit, described
-from shardbus.wire.plain_values import SCALARS, check_plain
+from shardbus.wire.plain_values import SCALARS, check_plain, check_plain_keys
 from shardbus.wire.round_trip import check_same
 from shardbus.wire.values import from_wire, is_model, pack_whole
 
@@ -295,7 +295,6 @@ def _may_be_unset(cls: Any) -> tuple[str, ...]:
     )
 
 
-_are_scalars = SCALARS.issuperset
 _COLLECTIONS = (dict, list, tuple, set, frozenset)
 
 
@@ -448,7 +447,9 @@ def _dict(key: Check | None, value: Check | None) -> Check:
     def check(found: Any) -> None:
         if not isinstance(found, dict):
             raise Misfit(f"is a {type(found).__name__}, not a dict")
-        if key is not None and not (key is check_plain and _are_scalars(map(type, found))):
+        if key is check_plain:
+            check_plain_keys(found)
+        elif key is not None:
             for name in found:
                 try:
                     key(name)

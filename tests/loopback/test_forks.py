@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -145,6 +146,31 @@ async def test_a_blocking_client_that_was_not_used_yet_opens_in_a_child(nodes: N
     )
     assert await forked(lambda: client.call("counter", "a", "add", 7)) == "7"
     assert await forked(lambda: client.call("counter", "a", "add", 1)) == "8"
+
+
+FORKING = """
+import os, sys
+from shardbus import Client
+client = Client(sys.argv[1], cluster="forks")
+print(client.call("counter", "a", "add", 7), flush=True)
+if (child := os.fork()) == 0:
+    sys.exit(3)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+async def test_a_child_that_ends_closes_no_client_of_its_parent(nodes: Nodes) -> None:
+    address = f"tcp://{nodes.all[0].me.address}"
+    program = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        FORKING,
+        address,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, errors = await program.communicate()
+    assert (output.decode(), errors.decode()) == ("7\n3\n", "")
 
 
 def with_own(address: str) -> int:

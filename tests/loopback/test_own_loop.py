@@ -164,3 +164,28 @@ async def test_an_ask_of_a_thread_does_not_join_those_that_wait_to_be_sent(
     assert isinstance(errors[0], LocalProtocolError)
     assert await asyncio.gather(*answers) == [1, 1]
     assert effects == ["begin", "first", "second"]
+
+
+async def test_a_class_is_not_used_for_the_first_time_in_another_loop(
+    node: tuple[Nodes, Node],
+) -> None:
+    client = await node[0].client()
+    for where in (in_its_own_loop, without_loop):
+        error = await asyncio.to_thread(where, lambda: client.ref(Account, "a"))
+        assert isinstance(error, LocalProtocolError), error
+        assert "belong to the event loop" in str(error)
+    assert await client.ref(Account, "a").add("here") == 1
+
+
+OPENINGS: dict[str, Callable[[], Any]] = {
+    "client": lambda: AsyncClient("tcp://127.0.0.1:1", cluster="loops").__aenter__(),
+    "node": lambda: ShardBus("loops").run().start(),
+}
+
+
+@pytest.mark.parametrize("opening", OPENINGS)
+def test_a_client_and_a_node_need_the_loop_of_asyncio(opening: str) -> None:
+    """As under trio, which runs coroutines in no loop of asyncio's."""
+    coroutine = OPENINGS[opening]()
+    with pytest.raises(LocalProtocolError, match="no event loop of asyncio runs here"):
+        coroutine.send(None)

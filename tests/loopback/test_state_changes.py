@@ -161,6 +161,10 @@ async def test_a_state_is_removed(nodes: Nodes) -> None:
             answer = await http.delete(f"/v1/state/cart/{entity_id}")
             assert answer.json()["removed"] is True
             assert stored(nodes, entity_id) is None
+        for query in ("", "?keep_messages=true"):
+            answer = await http.delete(f"/v1/state/cart/nosuch{query}")
+            assert answer.status_code == 200
+            assert answer.json()["removed"] is False
     assert await client.ref(cart, "runs").show() == {}
     assert await client.ref(cart, "rests").show() == {}
 

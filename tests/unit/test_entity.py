@@ -6,9 +6,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 
+from shardbus import handler
+from shardbus.errors import LocalProtocolError
 from tests.unit.declaring import Counter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,6 +24,37 @@ def test_a_handler_is_a_plain_method_inside_its_entity() -> None:
             return self.add(2)
 
     assert Adds().twice() == 2
+
+
+def test_a_subclass_calls_the_handler_of_its_base_by_the_class() -> None:
+    class Doubles(Counter):
+        @handler
+        def add(self, amount: int = 1) -> int:
+            base: Any = Counter
+            return int(base.add(self, amount=2 * amount))
+
+    assert Doubles().add(2) == 4
+
+
+async def test_a_mock_of_the_class_stands_for_a_reference() -> None:
+    counter = create_autospec(Counter, instance=True)
+    counter.add.return_value = 7
+    assert await counter.add(2) == 7
+    counter.add.assert_called_once_with(2)
+    for verb in ("tell", "deliver", "deliver_nowait", "ask"):
+        await getattr(counter.add, verb)(2)
+    counter.add.tell.assert_awaited_once_with(2)
+    counter.add.tell_nowait(2)
+    with pytest.raises(AttributeError):
+        counter.nosuch()
+
+
+@pytest.mark.parametrize("verb", ["tell", "tell_nowait", "deliver", "deliver_nowait", "ask"])
+def test_the_class_has_no_verbs_of_a_reference(verb: str) -> None:
+    of_class: Any = Counter.add
+    with pytest.raises(LocalProtocolError, match=f"add.{verb} is a verb of a reference") as error:
+        getattr(of_class, verb)(2)
+    assert error.value.hint is not None
 
 
 TYPED = """

@@ -11,7 +11,8 @@ import functools
 import inspect
 import types
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import attrs
 import pytest
@@ -21,6 +22,9 @@ from shardbus.entities.entity_type import EntityType
 from shardbus.errors import ConfigError
 from shardbus.testing import EntityProbe
 from tests.unit.declaring import Ledger
+
+S = TypeVar("S")
+T = TypeVar("T")
 
 
 def declare(cls: type, **options: Any) -> EntityType:
@@ -565,6 +569,120 @@ async def test_a_handler_is_a_plain_method_inside_its_entity() -> None:
 
     async with EntityProbe(Good, "a") as probe:
         assert await probe.ask("twice") == "Good 1, Good 2"
+
+
+class Binding:
+    """A decorator that gives the function to callers of a bound method only, as cachetools does."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any) -> Any:
+        raise TypeError("this is no method of an object")
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        return types.MethodType(self.function, instance)
+
+
+@pytest.mark.parametrize("thread", [False, True])
+async def test_a_decorated_handler_is_called_as_python_calls_a_method(thread: bool) -> None:
+    @handler(thread=thread)
+    @Binding
+    def act(self: Any, amount: int = 1) -> str:
+        return f"{type(self).__name__} {amount}"
+
+    async with EntityProbe(type("Good", (Entity,), {"act": act}), "a") as probe:
+        assert await probe.ask("act", 2) == "Good 2"
+
+
+async def test_an_async_handler_may_be_bound_by_its_decorator() -> None:
+    @handler
+    @Binding
+    async def act(self: Any) -> str:
+        return type(self).__name__
+
+    async with EntityProbe(type("Good", (Entity,), {"act": act}), "a") as probe:
+        assert await probe.ask("act") == "Good"
+
+
+@dataclass
+class Order:
+    pieces: int = 0
+
+
+class Repository(Entity, Generic[S, T]):
+    """A base with a state and values of types that its subclasses name."""
+
+    state: S
+
+    @handler
+    async def put(self, state: S) -> S:
+        self.state = state
+        await self.save()
+        return self.state
+
+    @handler
+    def first(self, values: list[T] | None = None) -> dict[str, T]:
+        return {"first": values[0]} if values else {}
+
+
+class Orders(Repository[Order, datetime.date]): ...
+
+
+class OrdersWith(Repository["Order", T], Generic[T]):
+    """Hands its own variable, which is the same one, to another parameter."""
+
+    @handler
+    def name(self, value: T) -> T:
+        return value
+
+
+class OrdersWithTexts(OrdersWith[str]): ...
+
+
+async def test_the_types_of_a_generic_base_are_those_that_a_subclass_gives() -> None:
+    today = datetime.date(2026, 1, 1)
+    async with EntityProbe(Orders, "a") as probe:
+        orders: Any = probe.ref
+        assert await orders.put(Order(3)) == Order(3)
+        assert probe.saved == Order(3)
+        assert await orders.first([today]) == {"first": today}
+        for wrong in ([3], [Order()], ["x"]):
+            with pytest.raises(SchemaError):
+                await orders.first(wrong)
+    async with EntityProbe(OrdersWithTexts, "a") as probe:
+        texts: Any = probe.ref
+        assert await texts.put(Order(4)) == Order(4)
+        assert await texts.first(["x"]) == {"first": "x"}
+        assert await texts.name("x") == "x"
+        for wrong in (3, 1.5):
+            with pytest.raises(SchemaError):
+                await texts.first([wrong])
+            with pytest.raises(SchemaError):
+                await texts.name(wrong)
+
+
+async def test_the_parameters_of_a_generic_base_are_known_to_its_annotations() -> None:
+    """`class Shelf[Item](Entity)`: only the body of the class knows the name."""
+    variable: Any = TypeVar("Item")  # type: ignore[misc]
+
+    class Shelf(Entity, Generic[variable]):
+        __type_params__ = (variable,)
+        state: "Item"  # type: ignore[name-defined]  # noqa: F821, UP037
+
+        @handler
+        async def put(self, state: "Item") -> "list[Item]":  # type: ignore[name-defined]  # noqa: F821, UP037
+            self.state = state
+            await self.save()
+            return [self.state]
+
+    class OrderShelf(Shelf[Order]): ...
+
+    async with EntityProbe(OrderShelf, "a") as probe:
+        orders: Any = probe.ref
+        assert await orders.put(Order(3)) == [Order(3)]
+        assert probe.saved == Order(3)
 
 
 class Compiled:

@@ -31,7 +31,7 @@ from shardbus.transport.permissions import LIST_STORED
 from shardbus.wire.plain_json import from_json
 from shardbus.wire.schema import decode_value, encode_value
 from shardbus.wire.shown_state import as_text, shown
-from shardbus.wire.stored_state import StateCodec
+from shardbus.wire.stored_state import StateCodec, split_record
 
 STATE_SHOWN_MAX = 256 * 1024
 """Bytes of the value of a stored state on a page, before it is JSON."""
@@ -101,10 +101,10 @@ async def set_state(
     """The state in the body, as JSON, becomes the entity's: its owner saves it, and starts again
     with it. `revision`: only if the stored state still has this one.
 
-    `type`, `id`, `shard`, `node` (the owner), `bytes`, `removed`. Values that JSON lacks are as in
-    [an export](../how-to/keep-state.md#move-states-to-another-store). A state that does not fit the
-    class is 400, an entity that is busy or moves 409. Of a type whose instances share a state they
-    get it as news, and `node` is the one that has written it.
+    `type`, `id`, `shard`, `node` (the owner), `bytes`, `removed` (false). Values that JSON lacks
+    are as in [an export](../how-to/keep-state.md#move-states-to-another-store). A state that does
+    not fit the class is 400, an entity that is busy or moves 409. Of a type whose instances share a
+    state they get it as news, and `node` is the one that has written it.
     """
     codec = _codec(admin, type)
     try:
@@ -126,12 +126,23 @@ async def remove_state(
 ) -> Json:
     """The owner removes the state of the entity, and its reminders. `revision`: only if the stored
     state has this one. 409 while messages wait in its durable mailbox; with `keep_messages` they
-    stay, and an entity without that state handles them."""
+    stay, and an entity without that state handles them. `removed` is false if no state was
+    stored."""
+    removed = await _is_stored(admin, type, id)
     if not keep_messages:
-        return await _change_state(admin, type, id, None, operator, revision)
+        changed = await _change_state(admin, type, id, None, operator, revision)
+        return {**changed, "removed": removed}
     question = "remove_state_keeping_messages"
     _, shard, home = await admin.ask_home(question, type, id, operator, revision)
-    return {"type": type, "id": id, "shard": shard, "node": home, "bytes": 0, "removed": True}
+    return {"type": type, "id": id, "shard": shard, "node": home, "bytes": 0, "removed": removed}
+
+
+async def _is_stored(admin: Administration, type: str, id: str) -> bool:
+    """True if the entity has a stored state at this moment."""
+    if (merging := merging_of(admin.region(type))) is not None:
+        return bool((await merging.values.read(id)).dots)
+    [data] = await admin.node.store.read_states(type, [id])
+    return bool(split_record(data or b"")[1])
 
 
 def _codec(admin: Administration, type: str) -> StateCodec:
@@ -170,7 +181,7 @@ async def _change_state(
             "shard": shard_of_stored(region, id),
             "node": str(admin.node.me),
             "bytes": size,
-            "removed": value is None,
+            "removed": False,
         }
     arguments: tuple[object, ...] = (value, operator)
     question = "change_state"
@@ -183,7 +194,7 @@ async def _change_state(
         "shard": shard,
         "node": home,
         "bytes": answer["bytes"],
-        "removed": value is None,
+        "removed": False,
     }
 
 

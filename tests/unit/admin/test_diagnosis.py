@@ -198,6 +198,11 @@ FAULTS: list[tuple[Fault, list[tuple[str, str, str]]]] = [
         lambda p: update(p.cluster, other_clusters=[{"seed": "s:1", "node": "s:1#9"}]),
         [("other-cluster", "cluster", "s:1")],
     ),
+    (
+        lambda p: update(p.cluster, voters={"count": "members", "why": "of their version"}),
+        [("members-vote", "store", "downing")],
+    ),
+    (lambda p: update(p.cluster, voters={"count": "replicas", "ring": 1}), []),
     (lambda p: update(member(p, 1), lag=2.5), [("late", "members", B)]),
     (lambda p: update(member(p, 1), suspended="suspended, because"), [("suspended", "members", B)]),
     (lambda p: update(member(p, 1), time=1030.0), [("clock", "members", B)]),

@@ -190,6 +190,8 @@ class FakeNode(PageDouble):
 
     async def stored(self, type: str, shard: str, prefix: str, cursor: str, **_: Any) -> Json:
         row = {"id": f"{prefix}\x1b[31mé", "shard": shard or "7"}
+        if prefix == "late" and cursor != "2":  # the first pages are empty
+            return {"type": type, "stored": [], "next": "1" if cursor is None else "2"}
         return {"type": type, "stored": [row], "next": "abc" if cursor is None else None}
 
     async def state(self, type: str, id: str, operator: str, text: bool) -> Json:
@@ -206,7 +208,7 @@ class FakeNode(PageDouble):
     ) -> Json:
         if id == "awaited" and not keep_messages:
             raise shardbus.errors.Refused("3 messages wait", hint="with --keep-messages")
-        return {"type": type, "id": id, "removed": True, "revision": revision}
+        return {"type": type, "id": id, "removed": id != "gone", "revision": revision}
 
     async def explain(self, type: str, id: str) -> Json:
         page: Json = {"type": type, "id": id, "because": "least shards", "history": None}

@@ -78,10 +78,10 @@ def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
 def apps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    before = set(sys.modules)
     (tmp_path / "good_app.py").write_text(
         "from shardbus import ShardBus\nbus = ShardBus('shop')\nport = 3\n"
     )
     yield tmp_path
-    for name in set(sys.modules) - before:
-        del sys.modules[name]
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -48,3 +49,17 @@ def test_node_start_refuses_options_in_one_line(shell, apps, options, said):
     assert shell("node", "start", "good_app", *options) == ExitCode.USAGE
     assert said in shell.err
     assert (shell.err.count("\n"), shell.out) == (1, "")
+
+
+def test_a_descriptor_for_the_ready_line_must_be_open_to_write(shell, apps):
+    reading, writing = os.pipe()
+    start = ("node", "start", "good_app", "--set", "node.prot=1", "--ready-fd")
+    assert shell(*start, str(reading)) == ExitCode.USAGE
+    assert f"--ready-fd {reading}: the descriptor is open to read only" in shell.err
+    assert shell(*start, str(writing)) == ExitCode.USAGE
+    assert "did you mean node.port?" in shell.err
+    os.close(reading)
+    os.close(writing)
+    for closed in ("9999", "-1", "99999999999999999999"):
+        assert shell(*start, closed) == ExitCode.USAGE
+        assert f"--ready-fd {closed}: this process has no such descriptor" in shell.err

@@ -142,6 +142,28 @@ def test_a_thread_that_does_not_end_keeps_no_process_whose_work_is_done() -> Non
     assert ended(start(LEFT_BEHIND, seconds=0.2))[0] == 7
 
 
+NAMED = f"""
+process_end.NOTE_S = 0.0
+{HERE}
+ends = threading.Event()
+threading.Thread(target=ends.wait, args=(3600,), name="importer").start()
+threading.Thread(target=time.sleep, args=(3600,), daemon=True, name="unseen").start()
+written = os.write
+def write(descriptor, line):
+    try: return written(descriptor, line)
+    finally: ends.set()
+os.write = write
+end.finish(7)
+sys.exit(7)
+"""
+
+
+def test_a_thread_that_keeps_the_process_is_named() -> None:
+    code, said = ended(start(NAMED))
+    line = b"shardbus: the process waits for threads that are no daemons: importer; 3600 s more"
+    assert (code, said.splitlines()[0]) == (7, line + b" at most")
+
+
 def test_a_reader_that_stands_still_keeps_no_process_whose_work_is_done() -> None:
     fills = "os.set_blocking(1, False)\ntry:\n while True: os.write(1, b'x' * 4096)\n"
     fills += "except BlockingIOError: os.set_blocking(1, True)\n"

@@ -217,7 +217,9 @@ def test_a_state_is_set_and_removed_in_the_store_of_a_stopped_cluster(
     assert states(url, "cart")["a/1"] == V2 + encode_value({"lines": {"tea": 7}})
     assert run(["state", "remove", "cart", "a/2", *here]) == 0
     assert set(states(url, "cart")) == {"a/1", "b/1"}
-    capsys.readouterr()
+    assert "cart 'a/2': removed" in capsys.readouterr().err
+    assert run(["state", "remove", "cart", "a/2", *here]) == 0
+    assert capsys.readouterr().err == "cart 'a/2' had no stored state\n"
     for wrong, why in (
         ('{"lines": {"tea": "x"}}', "the state of cart: Expected `int`, got `str` - at `$.lines"),
         ('{"owner": 1}', "the state of cart has no field $.owner"),

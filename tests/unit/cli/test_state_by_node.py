@@ -19,6 +19,12 @@ def test_a_page_of_ids_is_listed(shell, url):
     assert json.loads(shell.out)["next"] is None
 
 
+def test_a_list_goes_on_behind_empty_pages(shell, url):
+    assert shell("state", "list", "cart", "--prefix", "late") == ExitCode.OK
+    assert "late" in shell.out
+    assert "there are more" not in shell.err
+
+
 def test_a_state_is_changed_by_the_operators_token(shell, url, monkeypatch):
     assert shell("state", "set", "cart", "a/b", '{"n": 1}') != ExitCode.OK
     assert shell.err.count("\n") == 1
@@ -32,6 +38,8 @@ def test_a_state_is_changed_by_the_operators_token(shell, url, monkeypatch):
     }
     assert shell("state", "remove", "cart", "a/b") == ExitCode.OK
     assert json.loads(shell.out)["removed"] is True
+    assert shell("state", "remove", "cart", "gone") == ExitCode.OK
+    assert shell.err == "cart 'gone' had no stored state\n"
     assert shell("state", "remove", "cart", "awaited") == ExitCode.REFUSED
     assert "with --keep-messages" in shell.err
     assert shell("state", "remove", "cart", "awaited", "--keep-messages") == ExitCode.OK

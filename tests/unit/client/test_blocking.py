@@ -127,12 +127,21 @@ def test_a_client_without_with_opens_at_its_first_use(use: Any) -> None:
         _ = client.refused_messages
         assert client._thread is thread
         [registered] = ends.register.call_args.args
-        assert registered == client.close
         with suppress(UnknownEntityType), client as entered:
             assert entered._thread is thread, "it is open already"
         assert counting.closed == 1  # type: ignore[attr-defined]
         assert not thread.is_alive()
-        assert ends.unregister.call_args.args == (client.close,)
+        assert ends.unregister.call_args.args == (registered,)
+
+
+def test_a_client_without_with_closes_at_the_end_of_its_process() -> None:
+    counting = type("Counting", (FakeAsyncClient,), {"closed": 0})
+    with patch.object(blocking, "AsyncClient", counting), patch.object(blocking, "atexit") as ends:
+        client = Client("tcp://h:1", cluster="shop")
+        client.flush()
+        [registered] = ends.register.call_args.args
+        registered()
+        assert counting.closed == 1  # type: ignore[attr-defined]
 
 
 def test_a_client_that_was_never_used_has_nothing_to_close() -> None:

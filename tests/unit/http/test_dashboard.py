@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import httpx
 import pytest
 
 from shardbus.config.settings import HttpSettings
+from shardbus.errors import ConfigError
+from shardbus.http import dashboard
 from shardbus.http.app import create_app
 from shardbus.http.dashboard import INDEX, PAGE, TYPES, PageFiles
 from tests.unit.http.http_kit import HERE, OPERATOR, THERE, FakeNode, client_of, with_tokens
@@ -18,6 +21,14 @@ PATHS = [PAGE if name == INDEX else f"{PAGE}/{name}" for name in sorted(PageFile
 def test_the_page_is_complete() -> None:
     assert PAGE in PATHS
     assert {f"{PAGE}/{name}" for name in ("app.js", "style.css", "icon.svg")} < set(PATHS)
+
+
+def test_files_that_a_packer_has_left_out_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dashboard.resources, "files", lambda package: tmp_path)
+    with pytest.raises(ConfigError, match="the files of the page /ui are not installed"):
+        PageFiles()
 
 
 @pytest.mark.parametrize("path", PATHS)

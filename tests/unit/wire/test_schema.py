@@ -163,6 +163,9 @@ def test_the_receiver_says_what_does_not_fit(payload: bytes, text: str) -> None:
         (bool, True),
         (list[int], [1, 2]),
         (tuple[int, str], (1, "a")),
+        (dict, {("a", (1, None)): 2}),
+        (dict[Any, int], {("a", 1): 2}),
+        (dict[Any, Any], {(1,): {(2,): 3}}),
         (tuple[int, ...], (1, 2, 3)),
         (dict[str, list[Point]], {"a": [Point(1, 2)]}),
         (Optional[int], None),  # noqa: UP045
