@@ -98,11 +98,17 @@ def pytest_sessionfinish() -> None:
     gc.freeze()
 
 
+def _mixed_place(item: pytest.Item) -> int:
+    """Return a number by which the files are mixed; 0 for the tests that read all of the code."""
+    module = getattr(item, "module", None)
+    return 0 if hasattr(module, "nodes_of") else crc32(item.location[0].encode())
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give long tests their own limit against hangs. Mix the files for the workers: each begins
     with a row of tests, and those that wait stand together in their folders."""
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: crc32(item.location[0].encode()))
+        items.sort(key=_mixed_place)
     for item in items:
         if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
