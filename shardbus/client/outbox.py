@@ -72,6 +72,7 @@ WAITING_MAX = 1000
 """Messages that wait to be appended, and messages of one append."""
 APPEND_BYTES = 2**20
 """Bytes after which an append takes no more messages."""
+NOT_AS_STORED = "is not as stored: the store has lost entries, or it was open elsewhere"
 CLOSE_S = 30.0
 """Seconds for which an outbox that closes waits for confirmations."""
 
@@ -248,7 +249,7 @@ class ClientOutbox:
                     left = max(until - loop.time(), AGAIN_S)
                     if step != "open" and await self._reopened(fence, left):
                         continue
-                    raise self._stale(text)
+                    raise self._stale(text, "" if kind == "StaleFence" else NOT_AS_STORED)
                 if kind != "StoreUnavailable":
                     raise Refused(text, hint=hint)
                 error = StoreUnavailable(text, hint=hint)
@@ -268,14 +269,14 @@ class ClientOutbox:
                 self._fence = await self._step("open", within=within) or former
         return self._fence > former
 
-    def _stale(self, why: str) -> DeliveryFailed:
-        """Take and send nothing any more: another process has the outbox, or had it."""
+    def _stale(self, why: str, what: str = "") -> DeliveryFailed:
+        """Take and send nothing any more: another process has the outbox, or had it, or the store
+        has lost entries (`what`)."""
         self._lost = self._lost or "stale"
         if self._fence:
             self._sender.abandon()
-        return DeliveryFailed(
-            f"the outbox {self.name!r} is open elsewhere", reason="stale", why=why
-        )
+        text = f"the outbox {self.name!r} {what or 'is open elsewhere'}"
+        return DeliveryFailed(text, reason="stale", why=why)
 
     def _check(self) -> None:
         if self._lost:

@@ -14,6 +14,7 @@ from shardbus.errors import (
     AskTimeout,
     BufferFull,
     ConfigError,
+    DeliveryFailed,
     EntityFailed,
     MessageTooLarge,
     NodeLost,
@@ -58,6 +59,8 @@ class Journal:
         self.trimmed = 0
         self.renewed_at = 0.0
         self.opens: Callable[[], Any] = lambda: 1
+        self.refused: list[str] = []
+        """The refusal of each append, if there is one."""
 
     def outbox(self) -> ClientOutbox:
         sender_of: Any = self.sender_of
@@ -70,6 +73,8 @@ class Journal:
                 return self.opens()
             case "read":
                 return [self.trimmed + 1, self.entries, self.trimmed + len(self.entries)]
+            case "append" if self.refused:
+                return {"refused": self.refused}
             case "append":
                 return number + len(entries)
             case "renew":
@@ -168,3 +173,20 @@ async def test_an_opening_that_meets_a_later_opener_waits_for_its_turn() -> None
     async with journal.outbox() as outbox:
         assert outbox._fence == 7
     assert journal.trimmed == MESSAGES
+
+
+# ---- a store that has lost entries
+
+
+@virtual
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [("StaleFence", "is open elsewhere"), ("JournalConflict", "the store has lost entries")],
+)
+async def test_the_error_tells_an_outbox_elsewhere_from_lost_entries(kind: str, text: str) -> None:
+    journal = Journal()
+    async with journal.outbox() as outbox:
+        journal.refused = [kind, "why", ""]
+        with pytest.raises(DeliveryFailed, match=text) as failed:
+            await outbox._step("append", number=MESSAGES, entries=(b"",))
+    assert failed.value.reason == "stale"
