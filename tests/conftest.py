@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import gc
 import itertools
+import logging
 import signal
+import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
+from _pytest.outcomes import Skipped
+from _pytest.pathlib import import_path
 from hypothesis import HealthCheck, settings
 
 from tests import postgres_server as postgres
@@ -54,12 +60,28 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def _import_from_own_place(config: pytest.Config) -> None:
+    """Import all tests, each worker from another place in their order: it takes long to compile a
+    test, and each worker finds compiled what another one has imported before."""
+    worker = getattr(config, "workerinput", None)
+    if worker is None or config.args_source is not config.ArgsSource.TESTPATHS:
+        return
+    files = sorted((config.rootpath / "tests").rglob("test_*.py"))
+    own = len(files) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+    for file in files[own:] + files[:own]:
+        with warnings.catch_warnings(action="ignore"), suppress(Exception, Skipped):
+            import_path(
+                file, mode="importlib", root=config.rootpath, consider_namespace_packages=False
+            )
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """Keep the modules and the tests out of all later collections of garbage: they stay until the
     end, and each search through them would take half a second. Simulations and syntax trees grow to
     100,000 objects, so search less often, too."""
     gc.disable()
+    _import_from_own_place(session.config)
     try:
         return (yield)
     finally:
@@ -69,12 +91,24 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_sessionfinish() -> None:
-    """Let the last collection meet everything."""
+    """Let one last collection meet everything: those of pytest and of the interpreter's end would
+    search through it again."""
     gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give long tests their own limit against hangs."""
+def _mixed_place(item: pytest.Item) -> int:
+    """Return a number by which the files are mixed; 0 for the tests that read all of the code."""
+    module = getattr(item, "module", None)
+    return 0 if hasattr(module, "nodes_of") else crc32(item.location[0].encode())
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give long tests their own limit against hangs. Mix the files for the workers: each begins
+    with a row of tests, and those that wait stand together in their folders."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=_mixed_place)
     for item in items:
         if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
@@ -88,6 +122,17 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.section("explored")
         for text in sorted(visited):
             terminalreporter.line(text)
+
+
+@pytest.fixture
+def own_log() -> Iterator[None]:
+    """Let a test configure logging, as commands that start a node do."""
+    root, shardbus = logging.getLogger(), logging.getLogger("shardbus")
+    handlers, level = root.handlers[:], shardbus.level
+    yield
+    root.handlers[:] = handlers
+    shardbus.setLevel(level)
+    logging.captureWarnings(False)
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ def _total(counts: object) -> int:
 def status(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
     """Show the members of the cluster, its leader, and the coordinator of each type."""
     if answer := _page(node, as_json, "v1", "cluster"):
-        coordinators = answer.pop("coordinators", {})
+        coordinators, voters = answer.pop("coordinators", {}), answer.pop("voters", None)
         output.facts(
             {
                 **answer,
@@ -41,8 +41,21 @@ def status(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
                     f"{kind} on {found.get('node')} (epoch {found.get('epoch')})"
                     for kind, found in coordinators.items()
                 ],
+                **({"voters": _voters(voters)} if voters else {}),
             }
         )
+
+
+def _voters(voters: Mapping[str, Any]) -> list[str]:
+    """Return who votes about a split, one line each."""
+    if voters.get("count") == "members":
+        return [f"members: {voters.get('why')}"]
+    lines = [
+        f"{row['address']} ({', '.join(row['nodes']) or 'no member'})"
+        for row in voters.get("replicas", ())
+    ]
+    more = voters.get("without_node", 0)
+    return [*lines, *([f"{more} without a node"] if more else [])]
 
 
 @cluster_app.command()

@@ -73,6 +73,13 @@ WithClaims = Annotated[
     bool,
     typer.Option("--claims", help="Nodes have the same two seeds; the store decides who founds."),
 ]
+WithStrategy = Annotated[
+    str | None, typer.Option(help="The downing strategy; drawn from the seed if not given.")
+]
+WithReplicas = Annotated[
+    bool,
+    typer.Option("--replicas", help="The store is inside the cluster, and its ring changes."),
+]
 WithKills = Annotated[
     str,
     typer.Option("--kill-at", help="With --sharding: kills at a move's PHASE/VICTIM, or any."),
@@ -107,10 +114,7 @@ def simulate(
         int | None, typer.Option(min=1, max=2000, help="Nodes; drawn from the seed if not given.")
     ] = None,
     seconds: FaultSeconds = None,
-    strategy: Annotated[
-        str | None,
-        typer.Option(help="The downing strategy; drawn from the seed if not given."),
-    ] = None,
+    strategy: WithStrategy = None,
     sharding: Annotated[
         bool,
         typer.Option("--sharding", help="Whole nodes with entities, clients and a store."),
@@ -122,6 +126,7 @@ def simulate(
     instances: WithInstances = 0,
     discovery: WithDiscovery = False,
     claims: WithClaims = False,
+    replicas: WithReplicas = False,
     kill_at: WithKills = "",
     failing_handlers: WithFailures = 0.0,
     deliveries: WithDeliveries = False,
@@ -137,7 +142,7 @@ def simulate(
     """Run simulated clusters under seeded faults; exit code 5 if an invariant is violated."""
     from shardbus.config.settings import HANDOFFS, HOMES
     from shardbus.sharding.handoff_modes import MODES
-    from shardbus.simulation.membership.options import STRATEGIES, draw
+    from shardbus.simulation.membership.options import STRATEGIES, draw, with_replicas
     from shardbus.simulation.nodes.move_kills import targets_of
     from shardbus.simulation.nodes.options import ANY_PHASE, DENSITIES, draw_node_options
 
@@ -147,12 +152,14 @@ def simulate(
     _one_of("--homes", homes, HOMES)
     _one_of("--kill-at", kill_at or None, (ANY_PHASE, *map(str, targets_of(MODES[handoff]))))
     _check_kind(load, sharding=sharding, discovery=discovery, claims=claims)
-    _check_links(links, splits or kill_at or discovery or claims)
+    _check_links(links, splits or kill_at or discovery or claims or replicas)
+    if replicas and (sharding or strategy):
+        _refuse("--replicas", "not with --sharding, nor --strategy: it draws one that counts votes")
     count = seeds or (SEEDS if seed is None else 1)
     numbers = range(seed or 0, (seed or 0) + count)
     plain = (draw(n, nodes, seconds, strategy, links) for n in numbers)
     joining = (replace(one, discovery=discovery, claims=claims) for one in plain)
-    drawn: list[Options | NodeOptions] = list(joining)
+    drawn: list[Options | NodeOptions] = list(map(with_replicas, joining) if replicas else joining)
     if sharding:
         more = (nodes, seconds, strategy, load, splits or None, handoff, homes, instances, kill_at)
         parts = (failing_handlers, links, deliveries, events)
@@ -166,7 +173,7 @@ def _check_links(links: str, others: object) -> None:
 
     _one_of("--links", links, LINKS)
     if links == "unfair" and others:
-        _refuse("--links", "not with --splits, --kill-at, --discovery or --claims")
+        _refuse("--links", "not with --splits, --kill-at, --discovery, --claims or --replicas")
 
 
 def _check_kind(load: str | None, *, sharding: bool, discovery: bool, claims: bool) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
 
@@ -125,8 +124,9 @@ def export(
     app: AppOfCluster = None,
     node: NodeUrl = NODE_URL,
 ) -> None:
-    """Print every stored state as a line of JSON, reminders, journals, messages of durable
-    mailboxes, and entities that are remembered; with --all the outboxes of clients, too."""
+    """Print every stored state as a line of JSON, also those that instances share, reminders,
+    journals, messages of durable mailboxes, and entities that are remembered; with --all the
+    outboxes of clients, too."""
     import asyncio
 
     named = NamedCluster(cluster, app, node, by_app=True)
@@ -153,8 +153,7 @@ def export(
                 async for line in lines_of_type(found, bus, kind, prefix, after, rate):
                     output.data(line)
                     count += 1
-                shared = await _note_shared(found, kind, prefix)
-                if not shared and count == before and (mistake := named.mistaken_type(kind)):
+                if count == before and (mistake := named.mistaken_type(kind)):
                     raise CommandFailure(mistake, code=ExitCode.REFUSED)
             if every:
                 async for line in lines_of_outboxes(found):
@@ -207,25 +206,6 @@ def import_(
     else:
         counts = ", ".join(f"{count} {what}" for what, count in done.items())
         output.note(f"{counts}{': nothing was written' if dry_run else ''}")
-
-
-async def _note_shared(store: StateStore, kind: str, prefix: str) -> bool:
-    """Say that states which instances share are not in an export. Returns True if there are
-    some."""
-    from shardbus.config.settings import DataSettings
-    from shardbus.store.protocol import CountsValues
-    from shardbus.store.state_values import StateValues
-
-    if not isinstance(store, CountsValues):
-        return False
-    shared = await StateValues(kind, store, DataSettings(), time.time).ids(prefix)
-    if shared:
-        states = output.counted(len(shared), "state")
-        output.note(
-            f"{kind}: its instances share {states}, which an export does not have:"
-            " `shardbus store backup` has them"
-        )
-    return bool(shared)
 
 
 def _check_by_node(revision: str | None) -> None:

@@ -1,13 +1,14 @@
 """The lines of `state export` and `state import`: the stored data of one type after the other.
 
     states          with the records of their deliveries, as `raw`
+    shared states   of types whose instances share them
     reminders       of each entity that has some
     journals        of event-sourced entities and queues, with their snapshots in place of a state;
                     of durable mailboxes
     lists           of remembered entities, and of those with deliveries or messages that wait
 
-Outboxes belong to no type. Tables, fences and leases are made anew, replicated values have a backup
-of their own (`store backup`).
+Outboxes belong to no type. Tables, fences and leases are made anew; the replicated values of
+`bus.data` have a backup of their own (`store backup`).
 
 Source: docs/how-to/back-up.md; docs/how-to/keep-state.md.
 """
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from shardbus.store.journal_protocol import JournalStore
     from shardbus.store.journal_transfer import JournalEntry, JournalHead
     from shardbus.store.protocol import ReminderStore, StateStore
+    from shardbus.store.shared_states import SharedState
     from shardbus.store.transfer import StoredEntity
 
 BATCH = 500
@@ -114,6 +116,7 @@ async def lines_of_type(
     from shardbus.store.journal_protocol import journals_of
     from shardbus.store.listing import stored_pages
     from shardbus.store.protocol import reminder_store
+    from shardbus.store.shared_states import line_of_shared, shared_states
     from shardbus.store.transfer import StoredEntity, line_of
 
     finder, began, count = ShardFinder(store, bus), time.monotonic(), 0
@@ -128,6 +131,8 @@ async def lines_of_type(
                 yield line_of(StoredEntity(kind, entity_id, shard, data), mark)
                 mark, count = None, count + 1
         await asyncio.sleep(max(0.0, count / rate - (time.monotonic() - began)))
+    async for shared in shared_states(store, kind, prefix):
+        yield line_of_shared(shared)
     if (reminders := reminder_store(store)) is not None:
         async for entity in _reminded(reminders, kind):
             if entity.entity_id.startswith(prefix):
@@ -242,12 +247,14 @@ class LineImporter:
     ) -> None:
         from shardbus.store.journal_protocol import journals_of
         from shardbus.store.journal_transfer import JournalImporter
+        from shardbus.store.shared_states import SharedImporter
         from shardbus.store.transfer import Importer
 
         self._bus, self._finder = bus, ShardFinder(store, bus)
         choices = {"existing": existing, "write": write}
         self._states = Importer(store, self._finder.find, **choices)  # type: ignore[arg-type]
         self._journals = JournalImporter(store, journals_of(store), **choices)  # type: ignore[arg-type]
+        self._shared = SharedImporter(store, **choices)  # type: ignore[arg-type]
         self._batch: list[tuple[int, StoredEntity]] = []
         self._entries: list[JournalEntry] = []
         self._size = 0
@@ -259,6 +266,7 @@ class LineImporter:
     async def take(self, number: int, line: bytes) -> None:
         """Take a line. Raises as `import_lines`, and ConfigError and StateUnreadable."""
         from shardbus.store.journal_transfer import JournalEntry, JournalHead, read_export_line
+        from shardbus.store.shared_states import SharedState
 
         item = read_export_line(line)
         self._size += len(line)
@@ -267,6 +275,8 @@ class LineImporter:
         elif isinstance(item, JournalHead):
             await self._put()
             await self._begin(number, item)
+        elif isinstance(item, SharedState):
+            await self._put_shared(number, item)
         else:
             if self._journals.head is not None:
                 await self._put()
@@ -284,9 +294,26 @@ class LineImporter:
         for entity_type, number in self._strange.items():
             output.note(f"line {number}: the application has no type {entity_type!r:.100}")
         done, journals = asdict(self._states.done), self._journals
-        done["same"] += journals.same
-        done["skipped"] += journals.skipped
-        return {**done, "journals": journals.written}
+        done["same"] += journals.same + self._shared.same
+        done["skipped"] += journals.skipped + self._shared.skipped
+        return {**done, "shared": self._shared.written, "journals": journals.written}
+
+    async def _put_shared(self, number: int, state: SharedState) -> None:
+        """Write a state that instances share, once their class has read it."""
+        from shardbus.entities.merged_rows import copy_of
+        from shardbus.errors import ConfigError
+        from shardbus.store.shared_states import value_of
+
+        known = self._note_type(number, state.entity_type)
+        if known is not None and known.merged is None:
+            raise ConfigError(
+                f"the type {state.entity_type} has no state that instances share in the application"
+            )
+        if known is not None and known.merged is not None:
+            copy_of(known.merged, state.entity_id, value_of(state))
+        if not await self._shared.put(state):
+            name = f"{state.entity_type} {state.entity_id!r:.100}"
+            raise self._other(number, f"{name} has another state")
 
     async def _begin(self, number: int, head: JournalHead) -> None:
         from shardbus.errors import ConfigError
@@ -307,6 +334,8 @@ class LineImporter:
         known = self._note_type(number, one.entity_type)
         if one.data is not None and known is not None and known.states is not None:
             known.states.read(one.entity_id, one.data)
+        if one.data is not None and known is not None and known.merged is not None:
+            raise ConfigError(f"the instances of {one.entity_type} share their states")
         finder = self._finder
         if one.reminders is not None:
             with nullcontext() if not one.shard else suppress(ConfigError):

@@ -114,7 +114,7 @@ async def _verified(settings: Settings, cluster: str, wait: float) -> dict[str, 
         log = logs.get(name, {})
         findings = list(log.get("spoiled", ()))
         if disk not in compared or "segments" not in log:
-            findings.append("it does not answer")
+            findings.append(log.get("waits_for") or "it does not answer")
         size = log.get("segments"), log.get("bytes")
         replicas.append(_row(name, disk, size, differences, disk, findings))
     return {"ring": ring.number, "replicas": replicas, "differences": _shown(differences, names)}
@@ -338,13 +338,26 @@ def _loss(left: Remains) -> str:
 
 
 async def _serving(settings: Settings, cluster: str, left: Remains) -> list[str]:
-    """Return the replicas of the store that serve."""
+    """Return the replicas of the store that serve.
+
+    Raises:
+        CommandFailure: one runs without an answer to this command, so it may serve.
+    """
     from shardbus.ids import Address
     from shardbus.store.replica_status import ask_replicas
 
     named = [Address.parse(member.address) for member in left.ring.members if member.address]
     addresses = list(dict.fromkeys((*peers_of(settings), *named)))
     found = await ask_replicas(network_of(settings), cluster, addresses, ANSWER_S)
+    for address, facts in found.items():
+        if facts["state"] in ("refused", "silent"):
+            is_denied = facts["state"] == "refused"
+            why = f"refuses this command: {facts['waits_for']}" if is_denied else "does not answer"
+            raise CommandFailure(
+                f"the replica {address} runs, and {why}",
+                "give this command the settings of the replica, with its cluster and secret",
+                code=ExitCode.REFUSED,
+            )
     return [str(address) for address, facts in found.items() if facts["state"] == "founded"]
 
 

@@ -143,6 +143,8 @@ ADVICE = {
     " saves go on while a majority serves",
     "replica-behind": "its machine or its links are overloaded, or rows differ and stay so: see"
     " `shardbus store verify`; until it has, a save may be on a bare majority",
+    "members-vote": "after a split the side that stays may be without a store: bring all members to"
+    " one version, and run replicas with nodes (docs/downing.md)",
     "value-conflicts": "each put after an old version adds one: put after the version of a new"
     " get, or without `after`; `shardbus values get` shows them",
     "store-unfit": "change the server's settings as the message says",
@@ -424,6 +426,10 @@ def _store(picture: Picture) -> Iterator[Finding]:
             yield Finding("replica-silent", STORE, name, f"does not serve: {why}")
         else:
             yield Finding("store-unfit", STORE, "settings", f"have changed: {problem}")
+    voters = picture.cluster.get("voters") or {}
+    if voters.get("count") == "members" and _age(picture.cluster, "converged_for") >= CONVERGE_S:
+        what = f"count members, not replicas: {voters.get('why')}"
+        yield Finding("members-vote", STORE, "downing", what)
     yield from _replicas(picture.answers.values())
     yield from _conflicts(picture.answers.values())
     store = picture.checkup.get("store", {})

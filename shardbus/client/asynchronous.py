@@ -546,7 +546,7 @@ class AsyncClient(Towards):
         if contact.session is None:
             contact.seek()
 
-    def _on_tick(self) -> None:
+    def _on_tick(self, tick: int) -> None:
         self._regions.expire()
         if line := self._refused_tells.log_line(asyncio.get_running_loop().time()):
             log.warning("%s", line)

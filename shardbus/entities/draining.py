@@ -8,7 +8,8 @@ entities is in memory; what comes later waits:
 
     sender                              ask                     tell
     an entity that leaves the same node stays until the end     stays for `TELLS_S`
-    any other entity                    stays for `CALLS_S`     waits for the next home
+    an entity that a leaving one awaits stays until the end     waits for the next home
+    any other entity                    stays for `CALLS_S`     waits
     a client, or other code             waits                   waits
 
 An entity that has stopped already starts again for such a message.
@@ -17,9 +18,9 @@ An entity that has stopped already starts again for such a message.
   that shard follow it. Behind a call to a home on another node goes a Flush
   (`sharding.region.routing`), and that home takes calls only while nothing older of their node
   waits there.
-- **An end.** The times begin with the first message that stays. Asks of entities that leave
-  together end with the handlers that await them. A shard whose time to stop is over takes nothing
-  more.
+- **An end.** The times begin with the first message that stays. Asks that stay until the end are on
+  behalf of a handler of a leaving shard, whichever node that leaves: they end with it. A shard
+  whose time to stop is over takes nothing more.
 
 A shard leaves from the moment at which a region closes its route until another home is known. In
 the modes in which shards move directly, only entities that leave together are served so.
@@ -72,11 +73,11 @@ class Drain:
         self._waiting: set[Activation] = set()
         """Entities of which a message waits for the next home."""
 
-    def takes(self, sender: Activation, now: float, *, asks: bool, together: bool) -> bool:
-        """True if the shard takes a message of this entity. `together`: its own shard leaves the
-        same node."""
-        stays = asks or (together and now < self._tells_until)
-        stays = stays and (together or now < self._calls_until) and sender not in self._waiting
+    def takes(self, sender: Activation, now: float, *, asks: bool, until_end: bool) -> bool:
+        """True if the shard takes a message of this entity. `until_end`: a leaving shard has its
+        handler, or awaits it."""
+        stays = asks or (until_end and now < self._tells_until)
+        stays = stays and (until_end or now < self._calls_until) and sender not in self._waiting
         if not stays:
             self._waiting.add(sender)
         return stays
@@ -112,12 +113,16 @@ class Draining:
         self._left: dict[str, list[tuple[str, Message]]] = {}
         self._me: NodeId | None = None
         self._route_of: Callable[[str], Route | None] = lambda shard: None
+        self._awaited: Callable[[Chain], bool] = lambda chain: False
         self._drains: dict[str, Drain] = {}
         self._drains_max = DRAINS_MIN
 
-    def attach(self, me: NodeId, route_of: Callable[[str], Route | None]) -> None:
-        """Set the node, and the function that returns the route of a shard."""
-        self._me, self._route_of = me, route_of
+    def attach(
+        self, me: NodeId, route_of: Callable[[str], Route | None], awaited: Callable[[Chain], bool]
+    ) -> None:
+        """Set the node, and functions: the route of a shard; whether an entity of a chain, of any
+        type, is in a shard that leaves its home."""
+        self._me, self._route_of, self._awaited = me, route_of, awaited
 
     # ---- messages that it takes
 
@@ -135,9 +140,11 @@ class Draining:
         home = self._home_of(shard)
         return home is not None and home.node == self._me
 
-    def home_for(self, shard: str, sender: Activation, *, asks: bool) -> Home | None:
+    def home_for(
+        self, shard: str, sender: Activation, *, asks: bool, chain: Chain = ()
+    ) -> Home | None:
         """Return the home for a message of this entity that its shard still takes though it leaves;
-        None if the message waits for the next one."""
+        None if the message waits for the next one. `chain`: the chain of an ask."""
         home = self._home_of(shard)
         if home is None:
             return None
@@ -146,7 +153,8 @@ class Draining:
             drain = self._drain(shard, Drain(home, now))
         origin = sender.shard
         together = home.node == self._me and origin.host.draining.leaves(origin.shard)
-        return home if drain.takes(sender, now, asks=asks, together=together) else None
+        until_end = together or self._awaited(chain)
+        return home if drain.takes(sender, now, asks=asks, until_end=until_end) else None
 
     def _drain(self, shard: str, drain: Drain) -> Drain:
         """Keep the drain of a shard, and forget those of shards that have left."""

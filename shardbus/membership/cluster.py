@@ -238,6 +238,8 @@ class ClusterMembership:
                 self._apply_command(event, now)
             case ev.SetVitals(vitals):
                 self._heartbeats.vitals = vitals
+            case ev.SetRing(voters):
+                self._leadership.ring = voters
             case ev.LeaseResult(name, granted, counter) if name == FOUNDING:
                 self._on_claim(granted, counter, now)
             case ev.ClaimRead():

@@ -29,6 +29,7 @@ from shardbus.membership.gossip import (
     META_BYTES_MAX,
     META_MAX,
     META_NAME_MAX,
+    VOTERS_META,
     Gossip,
 )
 from shardbus.membership.member import WORKING, Status, age_order
@@ -146,7 +147,7 @@ def _set_meta(gossip: Gossip, me: NodeId, name: str, data: bytes) -> tuple[Gossi
         return gossip, error.message
     if me not in gossip.members:
         return gossip, "this node is no member yet"
-    if name not in known and len(known) >= META_MAX:
+    if name not in known and len(known.keys() - {VOTERS_META}) >= META_MAX:
         return gossip, f"there are {META_MAX} names of meta already"
     return gossip.with_meta(me, name, data), ""
 
@@ -163,6 +164,8 @@ def check_meta(name: object, data: object) -> tuple[str, bytes]:
             f"meta {text[:40]!r} must be bytes, not {type(data).__name__}",
             hint="encode it: text.encode(), or json.dumps(value).encode()",
         )
+    if text == VOTERS_META:
+        raise ConfigError(f"meta {text!r} is the cluster's own")
     if not 0 < len(text) <= META_NAME_MAX or len(data) > META_BYTES_MAX:
         raise ConfigError(
             f"meta {text[:40]!r} of {counted(len(data), 'byte')}: a name has 1 to {META_NAME_MAX} "

@@ -11,6 +11,7 @@ import msgspec
 
 from shardbus.ids import Address, NodeId
 from shardbus.membership.claim_record import ClaimRecord
+from shardbus.membership.downing.electorate import RingVoters
 from shardbus.membership.failure.confirmed_death import ProbeOutcome
 from shardbus.membership.member import Member, Service
 from shardbus.membership.messages import ControlMessage, PublishedMessage
@@ -186,6 +187,12 @@ class SetVitals(msgspec.Struct, frozen=True):
     vitals: Vitals
 
 
+class SetRing(msgspec.Struct, frozen=True):
+    """The node's store, which is inside the cluster, has the ring with these voters."""
+
+    voters: RingVoters
+
+
 Event = (
     JoinSelf
     | JoinSeeds
@@ -210,6 +217,7 @@ Event = (
     | RecordEpochs
     | SetMeta
     | SetVitals
+    | SetRing
 )
 
 # -- out -----------------------------------------------------------------------------------------

@@ -75,6 +75,11 @@ carries all of it in every state. The writing node checks the number of names (`
 keeps every name, as it must, so concurrent writers may exceed the number together."""
 
 
+VOTERS_META = "$voters"
+"""The name in `meta` under which the leader writes who votes about a split (`downing.electorate`).
+The application cannot write it."""
+
+
 class Meta(msgspec.Struct, frozen=True, order=True):
     """Bytes of the application under one name. The higher version wins a merge; of equal versions,
     the greater bytes win."""

@@ -14,6 +14,9 @@ with each version. The leader acts only on a version that every voter has seen.
       stops              preparing          -> ready_for_shutdown         once all of them are
     without convergence  joining            -> weakly_up  after a while, if it is reachable
 
+On convergence the leader also writes who votes about a split, one step at a time
+(`downing.electorate`), and lets no member come Up that would count otherwise.
+
 Each pass makes one new version, and the next pass needs convergence on that. A node checks whether
 it must act when its state changes, and once per `leader_actions_interval`.
 
@@ -26,6 +29,12 @@ from collections.abc import Mapping
 
 from shardbus.config.settings import ClusterSettings
 from shardbus.ids import NodeId
+from shardbus.membership.downing.electorate import (
+    RingVoters,
+    counts_voters,
+    may_come_up,
+    with_voters,
+)
 from shardbus.membership.gossip import STARTING, VOTING, Gossip
 from shardbus.membership.member import STOPPING, Member, Status, leader_order
 
@@ -44,6 +53,9 @@ class Leadership:
         self._unconverged_at: float | None = None
         self._checked: Gossip | None = None
         self._converged = False
+        self.ring: RingVoters | None = None
+        """The voters of this node's store; None if it is not inside the cluster."""
+        self._voting = counts_voters(settings.downing)
 
     def start(self, now: float) -> None:
         """Begin: this node is a member from now on."""
@@ -66,7 +78,11 @@ class Leadership:
             if leader_of(gossip, self.me) != self.me:
                 return gossip
             enough = enough_members(gossip, settings.min_members, settings.role_min_members)
-            return act_on_convergence(gossip, self.me, enough, now)
+            after = act_on_convergence(gossip, self.me, enough, now)
+            mine = after.members.get(self.me)
+            if self._voting and mine is not None and mine.status is Status.UP:
+                after = with_voters(after, self.me, self.ring)
+            return after
         if self._unconverged_at is None:
             self._unconverged_at = now
         patience = settings.allow_weakly_up_members
@@ -120,7 +136,7 @@ def act_on_convergence(gossip: Gossip, me: NodeId, enough: bool, now: float) -> 
                 changed.append(member.moved(Status.PREPARING_FOR_SHUTDOWN))
             case Status.PREPARING_FOR_SHUTDOWN if all_prepare:
                 changed.append(member.moved(Status.READY_FOR_SHUTDOWN))
-            case Status.JOINING | Status.WEAKLY_UP if enough:
+            case Status.JOINING | Status.WEAKLY_UP if enough and may_come_up(gossip, member):
                 number += 1
                 changed.append(member.moved(Status.UP, number))
             case Status.LEAVING:

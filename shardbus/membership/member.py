@@ -98,9 +98,13 @@ LEADING: Mapping[Status, int] = {
 
 VITALS = "vitals"
 """Replies to heartbeats say how busy a node is."""
-FEATURES: tuple[str, ...] = (VITALS,)
+VOTERS = "voters"
+"""The nodes of the store's replicas vote about a split (`downing.electorate`)."""
+FEATURES: tuple[str, ...] = (VITALS, VOTERS)
 """The parts of the protocol that this build speaks and a neighbouring one may not. A node sends
 nothing to a member that the member's build cannot read: docs/upgrading.md."""
+REPLICA = "replica:"
+"""The beginning of the feature by which a member announces the address of its node's replica."""
 
 
 class Service(Enum):
@@ -144,6 +148,11 @@ class Member:
     def gossip_address(self) -> Address:
         """Where others receive its gossip."""
         return Address(self.gossip_host or self.node.host, self.gossip_port)
+
+    @property
+    def replica(self) -> str:
+        """The address of its node's replica of the store, as it announces it; "" without one."""
+        return next((f.removeprefix(REPLICA) for f in self.features if f.startswith(REPLICA)), "")
 
     def moved(self, status: Status, up_number: int | None = None) -> Member:
         """Return this member in its next status.

@@ -77,6 +77,8 @@ REQUESTS = 3
 """Requests to each member within `suspend_after`."""
 STEPS = 16
 """Expiries are rounded down to this part of `suspend_after`, so that few splits are judged."""
+DECISIONS_MAX = 64
+"""Decisions that are kept."""
 HOLD = 0.25
 """The part of `suspend_after` for which consent is refused after a flag was cleared."""
 PROMPT_MAX = 64
@@ -104,6 +106,9 @@ class Suspension:
         self._known: frozenset[NodeId] = frozenset()
         self._members: object = None
         self._refuses_until: dict[NodeId, float] = {}
+        self._judged: Gossip | None = None
+        self._decisions: dict[frozenset[NodeId], Decision] = {}
+        """On `_judged`, by the members without contact: most judgements meet the same copy."""
         self._judge_at = -inf
         self._renewed = False
         self._suspended_at = 0.0
@@ -187,11 +192,12 @@ class Suspension:
             for node, member in gossip.members.items()
             if node != self.me and member.status not in ON_THE_WAY_OUT
         ]
-        calm = replace(gossip, reachability=Reachability())
+        if gossip is not self._judged or len(self._decisions) > DECISIONS_MAX:
+            self._judged, self._decisions = gossip, {}
         silent = {n for n in others if self._contacts.get(n, -inf) <= now - self.lifetime}
-        if decision := self._objection(calm, silent):
+        if decision := self._objection(gossip, silent):
             return self._suspend(decision, sorted(silent), now)
-        return self._confirm(self._end(calm, others, silent, now), now)
+        return self._confirm(self._end(gossip, others, silent, now), now)
 
     def close(self) -> None:
         """End the confirmation: this node is out."""
@@ -234,7 +240,12 @@ class Suspension:
         """Return the decision if these members were cut off, unless it is that this side stays."""
         if self._decide is None or all(gossip.members[n].status in STARTING for n in silent):
             return None
-        decision = self._decide(survey(gossip, self.me, self._downing.role, silent))
+        cut_off = frozenset(silent)
+        decision = self._decisions.get(cut_off)
+        if decision is None:
+            calm = replace(gossip, reachability=Reachability())
+            decision = self._decide(survey(calm, self.me, self._downing.role, cut_off))
+            self._decisions[cut_off] = decision
         stays = decision.outcome is DowningOutcome.DOWN_OTHERS and self.me not in decision.down
         return None if stays else decision
 

@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from shardbus.ids import Address, NodeId
+from shardbus.membership.downing.electorate import MEMBERS, Electorate, electorate_of
 from shardbus.membership.downing.split import Decision, survey
-from shardbus.membership.gossip import Gossip
+from shardbus.membership.gossip import VOTERS_META, Gossip
 from shardbus.membership.leader import leader_of
 from shardbus.membership.member import (
     STOPPING,
@@ -28,7 +29,7 @@ from shardbus.membership.member import (
 )
 from shardbus.membership.reachability import Flag
 
-BESIDE_MEMBERS = ("leader", "converged", "epochs", "meta")
+BESIDE_MEMBERS = ("leader", "converged", "epochs", "meta", "electorate")
 """The fields of a view that say nothing about a member's state."""
 
 
@@ -56,6 +57,8 @@ class MembershipView:
     (`downing.split.EPOCHS`)."""
     meta: Mapping[str, bytes] = field(default_factory=dict)
     """Bytes that the application has written, by name."""
+    electorate: Electorate = MEMBERS
+    """Who votes about a split (`downing.electorate`)."""
 
     def member(self, node: NodeId) -> Member | None:
         """Return the member, or None."""
@@ -112,7 +115,8 @@ def view_of(gossip: Gossip, me: NodeId) -> MembershipView:
         leader=leader_of(gossip, me),
         converged=me in gossip.members and gossip.converged(),
         epochs=gossip.epochs,
-        meta={name: written.data for name, written in gossip.meta.items()},
+        meta={n: written.data for n, written in gossip.meta.items() if n != VOTERS_META},
+        electorate=electorate_of(gossip),
     )
 
 

@@ -118,11 +118,11 @@ class JoinAttempts:
         hopeless = bool(self._seeds) and self._seeds <= self._denying
         return self.began and hopeless and not self._is_member()
 
-    def watch(self, broken: Sequence[BrokenLink], *, ended: bool) -> None:
+    def watch(self, broken: Callable[[], Sequence[BrokenLink]], *, ended: bool) -> None:
         """Log which ways to other nodes do not work, and for which members a node waits that
         rejoins. Called once a second. `ended`: this node does not try any more."""
         waits = not (ended or self._is_member())
-        waited = self._waits.update(broken if waits else ())
+        waited = self._waits.update(broken() if waits else ())
         if waited is not None:
             log.warning("in no cluster after %.0f s: %s", waited, self._waits.describe())
         rejoining = self.rejoining if waits else None

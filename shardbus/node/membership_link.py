@@ -165,8 +165,9 @@ class MembershipLink:
 
     def watch_joining(self) -> None:
         """Log which ways to others do not work. Called about once a second."""
-        if self.runner is not None:
-            self.joins.watch(self.runner.overview.broken, ended=self.stopped.done())
+        runner = self.runner
+        if runner is not None:
+            self.joins.watch(lambda: runner.overview.broken, ended=self.stopped.done())
 
     def quarantine_stalled_peers(self, endpoint: Endpoint, rpc: NodeRpc) -> None:
         """Quarantine members that answer heartbeats and acknowledge no message. Called about once

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from shardbus.config.replicas import is_replicated
+from shardbus.config.replicas import is_replicated, own_replica
 from shardbus.config.settings import Settings, ShardingSettings
 from shardbus.entities import durable_mailboxes, entity_sends
 from shardbus.entities.entity_type import EntityTypes
@@ -34,7 +34,7 @@ from shardbus.ids import Address, NodeId
 from shardbus.membership import events as cluster
 from shardbus.membership.joining import STORE_IDENTITY
 from shardbus.membership.known_types import announced
-from shardbus.membership.member import FEATURES, Member, Status
+from shardbus.membership.member import FEATURES, REPLICA, Member, Status
 from shardbus.membership.view import (
     DowningDecided,
     HandlingResumed,
@@ -160,6 +160,7 @@ class Node:
     def _make_sessions(self) -> None:
         """Make the parts that carry messages."""
         uid, loop, drops = self.me.uid, self.loop, self.records.drops
+        self._ticker = Ticker()
         self.dispatcher = self._make_dispatcher()
         endpoint = self.endpoint = self._make_endpoint(uid)
         self.dispatcher.attach(endpoint)
@@ -174,7 +175,6 @@ class Node:
             str(self.me), loop, endpoint.clock, self.dispatcher, None, limit, endpoint.sent
         )
         self.loopback.tag, self.loopback.mark = self.me, drops.own_mark
-        self._ticker = Ticker(endpoint.clock, loop)
 
     def _session_to(self, node: NodeId) -> Session:
         return self.endpoint.session_to(node.address, node)
@@ -207,7 +207,6 @@ class Node:
         self.endpoint.start(self.settings.node.host, self.settings.node.port)
         self._upkeep.start()
         self._add_periodic_tasks()
-        self._ticker.start()
 
     def _warn_of_levels(self) -> None:
         if is_replicated(self.settings.store.url):
@@ -234,6 +233,7 @@ class Node:
                 membership=self._on_membership,
                 denied=self.membership.denied,
                 refused=self.membership.session_refused,
+                tick=self._ticker.beat,
             ),
             authorize=self.keyring.authorize if self.keyring is not None else authorize,
             network=self.environment.network,
@@ -350,7 +350,7 @@ class Node:
             roles=tuple(settings.roles),
             version=settings.version,
             zone=settings.zone,
-            features=(*FEATURES, *announced(types)),
+            features=(*FEATURES, *announced(types), *self._own_replica()),
         )
         shared = fingerprint(self.settings.cluster)
         shared["store.url"] = family(self.settings.store.url)
@@ -364,7 +364,13 @@ class Node:
         self._ticker.add("vitals", self.reports.vitals.on_tick)
         self._ticker.add("sign of life", lambda tick: self.cluster.app_alive())
         self._ticker.add("joining", lambda tick: membership.watch_joining(), SECOND)
+        self._ticker.add("voters", lambda tick: self._upkeep.show_voters(), SECOND)
         membership.joins.begin(rejoins_by, turn)
+
+    def _own_replica(self) -> tuple[str, ...]:
+        """Return the feature that announces this node's replica, none if it has none."""
+        own = own_replica(self.settings)
+        return (f"{REPLICA}{own}",) if own is not None else ()
 
     # ---- effects of membership
 

@@ -1,5 +1,6 @@
 """The upkeep of a node's store beside loads and saves: its identity, the expiry of idle states,
-probes whether this node reaches it, and the rows that another server may lack.
+probes whether this node reaches it, the replicas that vote about a split, and the rows that another
+server may lack.
 
 Source: docs/architecture.md; docs/guarantees.md; N.7.
 """
@@ -14,6 +15,7 @@ from shardbus.errors import ShardBusError
 from shardbus.guarded_log import GuardedLog
 from shardbus.ids import NodeId
 from shardbus.membership import events as cluster
+from shardbus.membership.downing.electorate import RingVoters
 from shardbus.node.members import ClusterMembers
 from shardbus.node.membership_link import MembershipLink
 from shardbus.node.rpc import NodeRpc
@@ -24,7 +26,7 @@ from shardbus.shells.singleton import SingletonShell
 from shardbus.shells.state_expiry import EXPIRE_STATES, StateExpiry
 from shardbus.shells.store_reach import StoreReach, reaches_store
 from shardbus.store import node_registry
-from shardbus.store.protocol import StateStore, on_new_server
+from shardbus.store.protocol import StateStore, on_new_server, voters_of
 from shardbus.task_set import TaskSet
 
 log = GuardedLog("shardbus.node")
@@ -70,6 +72,8 @@ class StoreUpkeep:
             lambda: membership.post(cluster.YieldSeniority()),
         )
         self._reassertions = TaskSet()
+        self._voters: tuple[int, tuple[str, ...]] | None = None
+        """The voters that membership has received."""
         rpc.register(EXPIRE_STATES, self._expiry.expire)
         rpc.register(REACHES_STORE, partial(reaches_store, store))
 
@@ -97,6 +101,13 @@ class StoreUpkeep:
     def suspect(self, entity_type: str) -> None:
         """Probe soon: the coordinator of this type has failed to use the store."""
         self._reach.suspect(entity_type)
+
+    def show_voters(self) -> None:
+        """Pass the voters of the store's ring to membership if they have changed."""
+        voters = voters_of(self._store)
+        if voters is not None and voters != self._voters:
+            self._voters = voters
+            self._membership.post(cluster.SetRing(RingVoters(*voters)))
 
     def _successors(self) -> list[NodeId]:
         """Return the members that could take over a coordinator that rules here, oldest first."""

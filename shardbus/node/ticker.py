@@ -1,7 +1,8 @@
 """The ticker: runs a node's periodic tasks, twenty times a second.
 
-Parts register a callable with a period in ticks of 50 ms. At each beat the tasks that are due run
-in the order of registration, and get the current tick of the coarse clock.
+Parts register a callable with a period in ticks of 50 ms. The endpoint calls `beat` at each tick of
+its coarse clock. The tasks that are due run in the order of registration, and get the tick. Most
+beats run the tasks of every tick, and look at no other.
 
 A task that raises is a defect. The error is logged with the task's name, once in `QUIET_TICKS`;
 the other tasks and the next beat run. A beat that ended here would stop the sign of life to the
@@ -13,7 +14,6 @@ Source: docs/architecture.md; S1.60, S2.52.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 import msgspec
@@ -23,7 +23,6 @@ from shardbus.transport.asks import CoarseClock
 
 log = GuardedLog("shardbus.node")
 
-EVERY_S = CoarseClock.TICK_MS / 1000
 SECOND = 1000 // CoarseClock.TICK_MS
 """A second, in ticks."""
 QUIET_TICKS = 30 * SECOND
@@ -34,44 +33,46 @@ class _Task(msgspec.Struct):
     name: str
     run: Callable[[int], object]
     period: int
-    last: int = 0
+    due: int
+    """The tick of its next run."""
     quiet_until: int | None = None
 
 
 class Ticker:
-    """Runs registered tasks in `loop`. `clock` gives the tick."""
+    """Runs registered tasks."""
 
-    def __init__(self, clock: CoarseClock, loop: asyncio.AbstractEventLoop) -> None:
-        self._clock, self._loop = clock, loop
+    def __init__(self) -> None:
         self._tasks: list[_Task] = []
-        self._timer: asyncio.TimerHandle | None = None
+        self._of_every_tick: list[_Task] = []
+        self._others_due = 0
+        """The tick at which a task of a longer period is due."""
 
     def add(self, name: str, run: Callable[[int], object], period: int = 1) -> None:
-        """Call `run` with the current tick every `period` ticks, from the next beat on."""
-        self._tasks.append(_Task(name, run, period))
-
-    def start(self) -> None:
-        """Run the first beat now, and the others after it."""
-        self._beat()
+        """Call `run` with the current tick every `period` ticks: from the next beat on, or once the
+        period has passed."""
+        task = _Task(name, run, period, due=period)
+        self._tasks.append(task)
+        if period == 1:
+            self._of_every_tick.append(task)
+        self._others_due = 0
 
     def stop(self) -> None:
-        """Run no further beat."""
-        if self._timer is not None:
-            self._timer.cancel()
+        """Run no task any more."""
+        self._tasks, self._of_every_tick = [], []
 
-    def _beat(self) -> None:
-        tick = self._clock.tick
-        self._timer = self._loop.call_later(EVERY_S, self._beat)
-        for task in self._tasks:
-            if tick - task.last >= task.period or task.period == 1:
-                task.last = tick
-                self._run(task, tick)
+    def beat(self, tick: int) -> None:
+        """Run the tasks that are due at this tick."""
+        for task in self._of_every_tick if tick < self._others_due else self._due(tick):
+            try:
+                task.run(tick)
+            except Exception:
+                if task.quiet_until is None or tick >= task.quiet_until:
+                    task.quiet_until = tick + QUIET_TICKS
+                    log.exception("%s: the periodic task failed, the others go on", task.name)
 
-    @staticmethod
-    def _run(task: _Task, tick: int) -> None:
-        try:
-            task.run(tick)
-        except Exception:
-            if task.quiet_until is None or tick >= task.quiet_until:
-                task.quiet_until = tick + QUIET_TICKS
-                log.exception("%s: the periodic task failed, the others go on", task.name)
+    def _due(self, tick: int) -> list[_Task]:
+        due = [task for task in self._tasks if task.period == 1 or tick >= task.due]
+        for task in due:
+            task.due = tick + task.period
+        self._others_due = min((t.due for t in self._tasks if t.period > 1), default=tick)
+        return due

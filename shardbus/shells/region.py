@@ -20,6 +20,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
 from shardbus.config.options import closest
@@ -92,6 +94,7 @@ class RegionServices(Protocol):
     tracer: Tracer | None
     deliverer: DeliverySender
     settings: Settings
+    regions: dict[str, RegionShell]
 
     @property
     def records(self) -> RegionRecords: ...
@@ -226,7 +229,8 @@ class RegionShell:
         if self.router.rows is not None:
             self.router.rows.here, self.router.rows.sender_name = node.me, str(node.me)
         self.sender = sender_of(self.router)
-        self.host.draining.attach(node.me, region.routing.find)
+        awaited = partial(any_leaves, node.regions)
+        self.host.draining.attach(node.me, region.routing.find, awaited)
 
     @property
     def deliverer(self) -> DeliverySender:
@@ -557,7 +561,8 @@ class RegionShell:
         None for any other."""
         if (now := entity_now()) is None or pending.hops:
             return None
-        home = self.host.draining.home_for(pending.shard, now[1], asks=pending.waiter is not None)
+        asks, shard = pending.waiter is not None, pending.shard
+        home = self.host.draining.home_for(shard, now[1], asks=asks, chain=pending.chain)
         if home is None or self.router.region.routing.is_gone(home.node):
             return None
         out = self.out_for(home.node)
@@ -736,6 +741,18 @@ def check_own_table(region: RegionShell) -> None:
     if region.table is not region:
         table = region.table.name
         raise Refused(f"{region.name!r} lives within {table!r}", hint=f"name {table} instead")
+
+
+def any_leaves(regions: Mapping[str, RegionShell], chain: Chain) -> bool:
+    """True if an entity of the chain is in a shard that leaves its home, here or elsewhere."""
+    for entity_type, entity_id, _ in chain:
+        if (region := regions.get(entity_type)) is None:
+            continue
+        with suppress(ConfigError):  # the id is of another build's shard function
+            route = region.router.region.routing.find(region.router.shard_of(entity_id))
+            if route is not None and route.leaving_home is not None:
+                return True
+    return False
 
 
 def region_of(regions: Mapping[str, RegionShell], entity_type: str | type) -> RegionShell:

@@ -37,7 +37,7 @@ class Timeline:
 
     def later(self, delay: float, action: Callable[[], object]) -> None:
         """Schedule the action in `delay` seconds."""
-        self.at(self.now + delay, action)
+        heapq.heappush(self._queue, (self.now + delay, next(self._order), action))
 
     def due_by(self, end: float) -> bool:
         """True if an action is scheduled at that time or before."""

@@ -170,7 +170,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         *args: Any,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        return self.call_at(self.time() + delay, callback, *args, context=context)
+        now = self.time()
+        return self._begin_timer(now + delay, now, callback, args, context)
 
     def call_at(  # type: ignore[override]
         self,
@@ -179,26 +180,33 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         *args: Any,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
-        if not self.dead:
-            self._await(timer)
-        return timer
+        return self._begin_timer(when, self.time(), callback, args, context)
 
-    def _await(self, timer: asyncio.TimerHandle) -> None:
-        """Schedule a timer. It never fires early, though conversion between clocks may round, and
-        the clock may have stood still meanwhile."""
+    def _begin_timer(
+        self,
+        when: float,
+        now: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        context: Context | None,
+    ) -> asyncio.TimerHandle:
+        """Make and schedule a timer. It never fires early, though conversion between clocks may
+        round, and the clock may have stood still meanwhile."""
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        if self.dead:
+            return timer
 
         def ring() -> None:
             if timer.cancelled() or self.dead:
                 return
-            if self.time() < timer.when():
-                self.timeline.later(max(STANDS_S, timer.when() - self.time()), ring)
+            if (now := self.time()) < when:
+                self.timeline.later(max(STANDS_S, when - now), ring)
                 return
             self._ready.append(timer)
             self._turn_soon(0.0)
 
-        delay = (timer.when() - self.time()) / self.clock.rate
-        self.timeline.later(max(0.0, delay) + ROUNDING_S, ring)
+        self.timeline.later(max(0.0, (when - now) / self.clock.rate) + ROUNDING_S, ring)
+        return timer
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """Do nothing: a cancelled timer is skipped at its time."""

@@ -37,6 +37,7 @@ from shardbus.ids import check_id
 from shardbus.store.journal_protocol import Append, JournalPage, JournalStore
 from shardbus.store.outboxes import REGISTER_TYPE, raise_fence
 from shardbus.store.protocol import StateStore
+from shardbus.store.shared_states import SharedState, shared_in
 from shardbus.store.transfer import StoredEntity, read_line, write_states
 from shardbus.wire.plain_json import from_json, to_json
 from shardbus.wire.schema import encode_value
@@ -76,7 +77,10 @@ class JournalEntry(NamedTuple):
     data: bytes
 
 
-def read_export_line(text: str | bytes) -> StoredEntity | JournalHead | JournalEntry:
+ExportLine = StoredEntity | SharedState | JournalHead | JournalEntry
+
+
+def read_export_line(text: str | bytes) -> ExportLine:
     """Return the content of a line of an export.
 
     Raises:
@@ -90,6 +94,8 @@ def read_export_line(text: str | bytes) -> StoredEntity | JournalHead | JournalE
         return _entry_in(row)
     if isinstance(row, dict) and "first" in row:
         return _head_in(row)
+    if isinstance(row, dict) and "shared" in row:
+        return shared_in(row)
     return read_line(text)
 
 
@@ -410,7 +416,7 @@ async def import_journal(
     return head.kind, head.name, len(entries)
 
 
-def _read(text: str | bytes, number: int) -> StoredEntity | JournalHead | JournalEntry:
+def _read(text: str | bytes, number: int) -> ExportLine:
     try:
         return read_export_line(text)
     except ConfigError as error:

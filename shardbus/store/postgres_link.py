@@ -131,6 +131,8 @@ class PostgresLink:
             while (call := self._take()) is not None:
                 try:
                     if connection is None:
+                        # A refused connection says nothing about a call that was sent before.
+                        call.was_in_doubt = call.in_doubt
                         connection = await self._connection()
                         if call.answer.done():  # Sent now, it would be newer than later calls.
                             continue

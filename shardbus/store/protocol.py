@@ -357,6 +357,17 @@ class HasReplicas(Protocol):
 
 
 @runtime_checkable
+class HasVoters(Protocol):
+    """A store inside the cluster, whose replicas vote about a split of the cluster."""
+
+    @property
+    def voters(self) -> tuple[int, tuple[str, ...]] | None:
+        """The number of the ring, and the address of each replica that votes, "" if that is not
+        known. None before the start."""
+        ...
+
+
+@runtime_checkable
 class CountsValues(Protocol):
     """A store with replicated values."""
 
@@ -381,6 +392,11 @@ def value_counts_of(store: StateStore) -> Mapping[tuple[str, str], int]:
 def value_conflicts_of(store: StateStore) -> Mapping[str, int]:
     """Return the `value_conflicts` of the store, none if it has no replicated values."""
     return store.value_conflicts if isinstance(store, CountsValues) else {}
+
+
+def voters_of(store: StateStore) -> tuple[int, tuple[str, ...]] | None:
+    """Return the `voters` of the store, None if it is not inside the cluster."""
+    return store.voters if isinstance(store, HasVoters) else None
 
 
 def replicas_of(store: StateStore) -> tuple[dict[str, object], ...]:

@@ -132,9 +132,9 @@ class RedisStore:
                 ClusterLink(slots, self._session, timeout=timeout) for _ in range(WRITERS)
             ]
         self._link = self._links[0]
-        self._servers = RedisServers(
-            self._link, self._session, self._keys, connect, self._map, parsed.durability, timeout
-        )
+        guide = connect() if parsed.kind == "redis+sentinel" else None
+        parts = (self._links, self._session, self._keys, connect, self._map)
+        self._servers = RedisServers(*parts, parsed.durability, timeout, guide)
         self._watch = ServerWatch(
             self._shown, self._servers.probe, self._servers.find_problems, check_every=check_every
         )
@@ -191,6 +191,7 @@ class RedisStore:
         for link in self._links:
             await link.close()
         await self._scan.close()
+        await self._servers.close()
 
     @property
     def on_new_server(self) -> Callable[[], None]:

@@ -26,7 +26,7 @@ from typing import Any
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
 from shardbus.errors import ConfigError, StoreUnavailable
-from shardbus.store.redis_errors import trouble_of
+from shardbus.store.redis_errors import LACKS, trouble_of
 from shardbus.store.redis_link import RedisClient
 from shardbus.store.redis_scripts import ACCESS
 
@@ -57,6 +57,8 @@ async def check_server(
     except (AuthenticationError, NoPermissionError) as error:
         raise _refused(shown, error) from None
     except Exception as error:  # The client library's errors have no common root.
+        if LACKS in trouble_of(error).what:
+            raise _refused(shown, error) from None
         cause = str(error) or f"no answer within {within:g} s"
         hint = trouble_of(error).hint
         raise StoreUnavailable(f"{shown} cannot be reached: {cause}", hint=hint) from None
@@ -69,17 +71,19 @@ async def check_server(
 
 
 async def check_access(client: RedisClient, prefix: str, shown: str, within: float) -> None:
-    """Check that the user may run every command of the scripts on the keys under `prefix`.
+    """Check that the server has every command of the scripts, and that the user may run them on the
+    keys under `prefix`.
 
     Raises:
-        ConfigError: the server refuses the user a command or a key.
+        ConfigError: the server lacks a command, or refuses the user a command or a key.
     """
     keys = (f"{prefix}:{{access}}:hash", f"{prefix}:{{access}}:set")
     try:
         async with asyncio.timeout(within):
             await client.execute_command("EVAL", ACCESS.source, len(keys), *keys)
     except Exception as error:  # The client library's errors have no common root.
-        if "NOPERM" in trouble_of(error).what:
+        what = trouble_of(error).what
+        if "NOPERM" in what or LACKS in what:
             raise _refused(shown, error) from None
 
 

@@ -124,6 +124,15 @@ class LinkRedis(Redis):
         answer.transport.write(packed(command))
         return True
 
+    def place(self) -> tuple[str, int] | None:
+        """Return the host and port of the connection that is kept. None without one."""
+        return None if self._held is None else (str(self._held.host), int(self._held.port))
+
+    def hang_up(self) -> None:
+        """End the connection that is kept, as if the server had ended it."""
+        if self._answer is not None:
+            self._answer.transport.abort()
+
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
         held, self._held = self._held, None
         self._answer = None

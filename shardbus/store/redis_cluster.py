@@ -230,6 +230,10 @@ class ClusterLink:
         try:
             async with asyncio.timeout(self._timeout):
                 return await self._try(script, keys, args, doubts, troubles)
+        except StoreUnavailable as error:
+            if any(doubts[:-1]):  # an earlier attempt
+                error.definite = False
+            raise
         except TimeoutError:
             trouble = troubles[-1] if troubles else Trouble("does not respond", definite=False)
             self._session.outage.failed(trouble.what, trouble.hint)

@@ -5,15 +5,18 @@ again, whether the server may have run it, and the remedy of an operator.
 |---|---|---|
 | `READONLY` | a replica, or a master that was demoted | is sent again over a new connection |
 | `LOADING` `MASTERDOWN` `CLUSTERDOWN` `TRYAGAIN` `UNBLOCKED` `BUSY` | cannot now | the same |
+| `max number of clients` | `maxclients` is reached | the same |
 | `NOREPLICAS` | fewer replicas than `min-replicas-to-write` | the same |
 | `OOM` | `maxmemory` is reached, and nothing may be evicted | fails at once |
 | `MISCONF` | the last snapshot or the log could not be written | fails at once |
 | `NOAUTH` `WRONGPASS` | the password, or the user, is not accepted | fails at once |
 | `NOPERM` | the user may not run a command, or not use a key | fails at once |
+| `unknown command` | the server has not the command, as by `rename-command` | fails at once |
 
 A call that fails at once did nothing on the server: the server checks memory, disk and user before
 the first write of a script. There is one exception: a user who may run a script and some of its
-commands only. Such a script may stop half-way, so its failure is not definite.
+commands only, or a server without some. Such a script may stop half-way, so its failure is not
+definite.
 
 An error arrives as an exception of the client library, which hides the code, or as text, if it
 comes out of a script or is unknown to the library.
@@ -30,7 +33,8 @@ from redis import exceptions as redis_errors
 from shardbus.store.trouble import Trouble
 
 NEEDS = "the user needs ~shardbus:* +@scripting +@hash +@sortedset +del +time +info +scan"
-
+LACKS = "lacks a command of the store"
+RENAMED = "remove its rename-command, and restrict users by ACL SETUSER"
 
 _REPLICA = Trouble(
     "is a replica and read only (READONLY)", "name the master, or its Sentinels", again=True
@@ -67,6 +71,9 @@ _CODES = {
         again=True,
     ),
     "TRYAGAIN": Trouble("moves these keys to another server (TRYAGAIN)", again=True),
+    "max number of clients reached": Trouble(
+        "has too many connections (max number of clients reached)", "raise maxclients", again=True
+    ),
     "UNBLOCKED": Trouble("has become a replica (UNBLOCKED)", again=True),
     "BUSY": Trouble(
         "runs a script of another user for too long (BUSY)", "see SCRIPT KILL", again=True
@@ -83,9 +90,10 @@ _CLASSES: tuple[tuple[type[Exception], str], ...] = (
 )
 _WORDS = re.compile(
     r"\b(READONLY|OOM|MISCONF|NOREPLICAS|LOADING|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|UNBLOCKED|NOAUTH"
-    r"|WRONGPASS)\b|^(BUSY)\b"
+    r"|WRONGPASS|max number of clients reached)\b|^(BUSY)\b"
 )
 _IN_SCRIPT = re.compile(r"\buser executing the script\b|\bcan't run this command\b", re.IGNORECASE)
+_UNKNOWN = re.compile(r"\bunknown (?:redis )?command\b", re.IGNORECASE)
 _NOT_ALLOWED = re.compile(r"\bNOPERM\b|\bno permissions?\b", re.IGNORECASE)
 _SCRIPT = re.compile(r",? script: [0-9a-f]{40}.*$", re.DOTALL)
 _CERTIFICATE = re.compile(r"certificate verify failed|hostname mismatch|\bSSL\b|\bTLS\b", re.I)
@@ -102,6 +110,8 @@ def trouble_of(error: Exception) -> Trouble:
         return Trouble(f"refuses this user (NOPERM): {text}", NEEDS, definite=not half_way)
     if _IN_SCRIPT.search(text):
         return Trouble(f"refuses this user (NOPERM): {text}", NEEDS, definite=False)
+    if _UNKNOWN.search(text):
+        return Trouble(f"{LACKS}: {text}", RENAMED, definite=False)
     if found := _WORDS.search(text):
         return _CODES[found[1] or found[2]]
     lost = isinstance(error, redis_errors.ConnectionError | redis_errors.TimeoutError | OSError)

@@ -214,6 +214,8 @@ class RedisLink:
         """Why the last batch failed, None if it did not."""
         self._outage = session.outage
         self._open = False
+        self._run_id = ""
+        """Of the server that the last connection met."""
 
     def open(self, durability: Durability | None = None) -> None:
         """Accept calls, and answer them once they are as durable as this says."""
@@ -366,6 +368,8 @@ class RedisLink:
     async def _exchanged(self, batch: list[_Call]) -> tuple[list[_Call], list[Any]]:
         """Connect if needed, and send the calls that are not given up. Returns them with their
         replies."""
+        for call in batch:  # A refused connection says nothing about calls that were sent before.
+            call.was_in_doubt = call.in_doubt
         async with asyncio.timeout(self._timeout / 2):
             client = await self._connected()
             batch = [call for call in batch if not call.answer.done()]
@@ -401,7 +405,8 @@ class RedisLink:
     async def _connected(self) -> RedisClient:
         if self._client is None:
             self._client = self._connect()
-            self._session.meet(await self._identify(self._client), self._at)
+            self._run_id = await run_id_of(self._client)
+            self._session.meet(self._run_id, self._at)
         return self._client
 
     async def _send(self, client: RedisClient, batch: list[_Call]) -> list[Any]:
@@ -429,14 +434,6 @@ class RedisLink:
     def busy_for(self, key: Value) -> bool:
         """True while calls wait or are in flight, whatever the key."""
         return self._is_busy()
-
-    async def _identify(self, client: RedisClient) -> str:
-        """Return the run id of the server at the other end of the connection."""
-        [answer] = await _exchange(client, [("INFO", "server")])
-        if isinstance(answer, dict):  # as the client library reads it
-            return str(answer.get("run_id", ""))
-        found = _RUN_ID.search(answer) if isinstance(answer, bytes) else None
-        return found[1].decode() if found is not None else ""
 
     def _deliver(self, batch: list[_Call], replies: list[Any]) -> list[_Call]:
         """Answer the calls. Returns those that must be sent again."""
@@ -497,6 +494,19 @@ class RedisLink:
         self._bounce_waiting(Trouble("is no master any more", again=True))
         self._disconnect()
 
+    @property
+    def place(self) -> tuple[str, int] | None:
+        """The host and port that its connection was made to. None without one."""
+        place = getattr(self._client, "place", None)
+        return None if place is None else place()
+
+    def leave(self, run_id: str) -> None:
+        """End the connection, unless it is to the server with this run id. The next call connects
+        anew; those under way are sent again, as after any lost connection."""
+        client: Any = self._client
+        if self._run_id != run_id and hasattr(client, "hang_up"):
+            client.hang_up()
+
     def _refuse(self, call: _Call, trouble: Trouble) -> None:
         trouble.refuse(call.answer, self._shown, in_doubt=call.in_doubt)
 
@@ -504,6 +514,23 @@ class RedisLink:
         client, self._client = self._client, None
         if client is not None:
             self._closing.spawn(_close(client))
+
+
+async def run_id_of(client: RedisClient) -> str:
+    """Return the run id of the server at the other end of the connection, empty if it hides it."""
+    [answer] = await _exchange(client, [("INFO", "server")])
+    if isinstance(answer, dict):  # as the client library reads it
+        return str(answer.get("run_id", ""))
+    found = _RUN_ID.search(answer) if isinstance(answer, bytes) else None
+    return found[1].decode() if found is not None else ""
+
+
+async def is_master(client: RedisClient) -> bool:
+    """True if the server at the other end of the connection says so."""
+    [answer] = await _exchange(client, [("INFO", "replication")])
+    if isinstance(answer, dict):  # as the client library reads it
+        return answer.get("role") == "master"
+    return isinstance(answer, bytes) and b"role:master" in answer
 
 
 async def _exchange(client: RedisClient, commands: list[tuple[Value, ...]]) -> list[Any]:

@@ -1,10 +1,11 @@
 """The servers of a Redis store: are they fit, and still the same?
 
-It is one server, or the masters of a cluster. At the start their settings are checked, and the
-permissions of the user (`redis_check`). Then a probe calls them at intervals (`server_watch`). It
-notices
+It is one server, the master that Sentinels name, or the masters of a cluster. At the start their
+settings are checked, and the permissions of the user (`redis_check`). Then a probe calls them at
+intervals (`server_watch`). It notices
 
     another server         by its run id; a proxy may keep the connection when it changes the server
+    another master         by its Sentinels; the former one may take writes (`redis_sentinels`)
     a server without keys  by the mark that each probe leaves; FLUSHALL does not restart a server
 
 and calls `on_new_server` of the session, because writes may be lost. The probe of one server reads
@@ -19,7 +20,9 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+from redis.exceptions import RedisError
 
 from shardbus.errors import ConfigError, StoreUnavailable
 from shardbus.guarded_log import GuardedLog
@@ -29,7 +32,14 @@ from shardbus.store.clock import machine_clock
 from shardbus.store.redis_check import check_access, check_server
 from shardbus.store.redis_cluster import ClusterLink, ClusterMap
 from shardbus.store.redis_keys import RedisKeys
-from shardbus.store.redis_link import RedisClient, RedisLink, RedisSession
+from shardbus.store.redis_link import (
+    RedisClient,
+    RedisLink,
+    RedisSession,
+    is_master,
+    run_id_of,
+)
+from shardbus.store.redis_sentinels import SentinelClient
 from shardbus.store.server_clock import ServerClock, clock_offset
 from shardbus.store.server_watch import PROBE_S
 
@@ -38,21 +48,25 @@ log = GuardedLog("shardbus.store")
 
 class RedisServers:
     """The server to which `connect` makes a client, or the masters in `cluster`. `durability`: as
-    `check_server` takes it; `timeout` bounds the check of a server, in seconds."""
+    `check_server` takes it; `timeout` bounds the check of a server, in seconds. `guide`: a client
+    that asks the Sentinels, if there are some, and keeps the connections to them."""
 
     def __init__(
         self,
-        link: RedisLink | ClusterLink,
+        links: Sequence[RedisLink | ClusterLink],
         session: RedisSession,
         keys: RedisKeys,
         connect: Callable[[], RedisClient],
         cluster: ClusterMap | None,
         durability: str,
         timeout: float,
+        guide: RedisClient | None = None,
     ) -> None:
-        self._link, self._session, self._keys = link, session, keys
+        self._links, self._session, self._keys = links, session, keys
+        self._link = links[0]
         self.connect, self._map, self._shown = connect, cluster, session.shown
         self._durability, self._timeout = durability, timeout
+        self._guide = guide
         self._marks: dict[str, bytes] = {}
         """The text that each key of a probe had last."""
         self.clock = ServerClock(2 * PROBE_S) if cluster is None else None
@@ -120,6 +134,7 @@ class RedisServers:
 
     async def probe(self) -> None:
         """Call the servers, and notice whether one has been replaced, or has lost all keys."""
+        await self._follow_sentinels()
         mark = secrets.token_hex(8)
         asked_at, began = machine_clock(), time.time()
         key = self._keys.probe
@@ -137,6 +152,35 @@ class RedisServers:
             )
         elif run_id and not lost:
             self._session.meet(run_id.decode())
+
+    async def _follow_sentinels(self) -> None:
+        """End the links to a server that is not the master any more that the Sentinels name. Does
+        nothing without Sentinels, or if they name none."""
+        if not isinstance(self._guide, SentinelClient):
+            return
+        with contextlib.suppress(RedisError, OSError, TimeoutError):
+            async with asyncio.timeout(self._timeout):
+                place = await self._guide.find_master()
+                links = [link for link in self._links if isinstance(link, RedisLink)]
+                if any(link.place not in (None, place) for link in links):
+                    await self._leave_former(links)
+
+    async def _leave_former(self, links: list[RedisLink]) -> None:
+        """End the links to another server than the present master. An address may be one of two
+        that it has, so run ids are compared."""
+        client = self.connect()
+        try:
+            run_id, masters = await run_id_of(client), await is_master(client)
+        finally:
+            await _close(client)
+        if run_id and masters:
+            for link in links:
+                link.leave(run_id)
+
+    async def close(self) -> None:
+        """Close the connections to the Sentinels."""
+        if self._guide is not None:
+            await _close(self._guide)
 
     async def _probe_master(self, link: ClusterLink, master: Address) -> None:
         """Notice whether a master of a cluster is another server, or has lost all keys."""

@@ -17,13 +17,13 @@ import msgspec
 from redis.asyncio import RedisCluster
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 
 from shardbus.errors import ConfigError
 from shardbus.ids import Address
 from shardbus.store.redis_client import LinkRedis
 from shardbus.store.redis_link import RedisClient
+from shardbus.store.redis_sentinels import SentinelClient, Sentinels
 from shardbus.store.urls import check_durability, mask_url, split_options
 
 DURABILITIES = ("disk", "cache", "fsync")
@@ -95,7 +95,7 @@ class RedisUrl(msgspec.Struct, frozen=True):
             case "redis+cluster":
                 return lambda: self._cluster(settings)
             case "redis+sentinel":
-                return lambda: _SentinelClient.of(self, shared, settings)
+                return lambda: self._by_sentinels(shared, settings)
             case _:
                 host = self.hosts[0]
                 return lambda: LinkRedis(
@@ -125,45 +125,24 @@ class RedisUrl(msgspec.Struct, frozen=True):
         settings = self._settings(timeout)
         return lambda node: LinkRedis(host=node.host, port=node.port, retry=_no_retry(), **settings)
 
+    def _by_sentinels(self, shared: dict[str, Any], settings: dict[str, Any]) -> RedisClient:
+        login = {
+            "username": self.options.get("sentinel_username"),
+            "password": self.options.get("sentinel_password"),
+        }
+        sentinels = Sentinels(  # type: ignore[no-untyped-call]
+            [(host.host, host.port) for host in self.hosts],
+            sentinel_kwargs={**shared, **login, "retry": _no_retry()},
+        )
+        return SentinelClient(
+            sentinels, self.options["master"], db=self.db, retry=_no_retry(), **settings
+        )
+
     def _cluster(self, settings: dict[str, Any]) -> RedisClient:
         nodes = [ClusterNode(host.host, host.port) for host in self.hosts]
         return RedisCluster(
             startup_nodes=nodes, retry=_no_retry(), require_full_coverage=False, **settings
         )
-
-
-class _SentinelClient:
-    """A client of the master; closing it also closes the connections to the Sentinels."""
-
-    def __init__(self, sentinel: Sentinel, master: LinkRedis) -> None:
-        self._sentinel = sentinel
-        self._master = master
-        self.pipeline = master.pipeline
-        self.execute_command, self.exchange = master.execute_command, master.exchange
-        self.begin, self.rest = master.begin, master.rest
-        self.scan, self.info = master.scan, master.info
-
-    @classmethod
-    def of(cls, url: RedisUrl, shared: dict[str, Any], settings: dict[str, Any]) -> RedisClient:
-        login = {
-            "username": url.options.get("sentinel_username"),
-            "password": url.options.get("sentinel_password"),
-        }
-        sentinel = Sentinel(  # type: ignore[no-untyped-call]
-            [(host.host, host.port) for host in url.hosts],
-            sentinel_kwargs={**shared, **login, "retry": _no_retry()},
-        )
-        master: Any = sentinel.master_for(
-            url.options["master"], LinkRedis, db=url.db, retry=_no_retry(), **settings
-        )
-        return cls(sentinel, master)
-
-    async def aclose(self) -> None:
-        try:
-            await self._master.aclose()
-        finally:
-            for client in self._sentinel.sentinels:
-                await client.aclose()
 
 
 def _no_retry() -> Retry:

@@ -236,6 +236,15 @@ class ReplicaLinks:
         )
 
     @property
+    def voters(self) -> tuple[int, tuple[str, ...]]:
+        """The number of the ring, and the address of each disk of partition 0: where it was seen
+        last, or else where the ring has it."""
+        ring = self._newest
+        places = {member.disk: member.address for member in ring.members}
+        places |= {disk: str(link.address) for disk, link in self._by_disk.items()}
+        return ring.number, tuple(sorted(places[disk] for disk in ring.voters))
+
+    @property
     def rows(self) -> tuple[dict[str, object], ...]:
         """One row for each replica."""
         return tuple(

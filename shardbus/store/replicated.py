@@ -275,6 +275,11 @@ class ReplicatedStore:
         return self._links.rows if self._proposer is not None else ()
 
     @property
+    def voters(self) -> tuple[int, tuple[str, ...]] | None:
+        """The ring and its voters (`protocol.voters_of`)."""
+        return self._links.voters if self._proposer is not None else None
+
+    @property
     def values(self) -> ReplicatedValues:
         """The replicated values.
 

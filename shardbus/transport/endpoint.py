@@ -318,21 +318,25 @@ class Endpoint:
     # ---- time and the end
 
     def _tick(self) -> None:
-        now = self.loop.time()
+        self._timer = self.loop.call_later(CoarseClock.TICK_MS / 1000, self._tick)
         self.clock.move()
+        try:
+            self._sweep(self.loop.time())
+        finally:  # the owner's tasks run in any case
+            self.events.tick(self.clock.tick)
+
+    def _sweep(self, now: float) -> None:
         for session in self.sessions():
             if session.waiting_asks:
                 self.asks_timed_out += session.expire()
         for connection in list(self._outgoing.values()):
             connection.tick(now)
-        self.events.tick()
         if now - self._kept_alive_at >= KEEP_ALIVE_S:
             self._kept_alive_at = now
             for connection in self._outgoing.values():
                 connection.session.keep_alive()
             self.incoming.sweep()
             self._end_idle_links(now)
-        self._timer = self.loop.call_later(CoarseClock.TICK_MS / 1000, self._tick)
 
     def _end_idle_links(self, now: float) -> None:
         """End the links to addresses that were asked while this node joined, and have no member."""

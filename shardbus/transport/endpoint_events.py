@@ -32,7 +32,8 @@ class EndpointEvents(msgspec.Struct, frozen=True):
     """A node has no room for a session of this process now."""
     denied: Callable[[Address, str], object] = _ignore
     """The keys of the process at an address differ from this one's."""
-    tick: Callable[[], object] = _ignore
+    tick: Callable[[int], object] = _ignore
+    """The coarse clock has moved to this tick."""
     membership: Callable[[NodeId, bytes, Address | None], object] = _ignore
     """A node sent a membership message in its session. The address: where this process opened the
     connection; None if the sender opened it."""

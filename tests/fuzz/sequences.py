@@ -69,10 +69,16 @@ class LoopTarget:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._loop.set_exception_handler(self._on_error)
-            for name in ("shardbus", "shardbus.http"):
-                logging.getLogger(name).addHandler(self._logged)
-                logging.getLogger(name).propagate = False
-        state = self._loop.run_until_complete(self._work(data))
+        loggers = [logging.getLogger(name) for name in ("shardbus", "shardbus.http")]
+        for logger in loggers:
+            logger.addHandler(self._logged)
+            logger.propagate = False
+        try:
+            state = self._loop.run_until_complete(self._work(data))
+        finally:
+            for logger in loggers:
+                logger.removeHandler(self._logged)
+                logger.propagate = True
         if self._logged.errors:
             error, self._logged.errors = self._logged.errors[0], []
             raise AssertionError(f"logged: {type(error).__name__}: {error}") from error

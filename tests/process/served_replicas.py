@@ -28,14 +28,17 @@ class Served:
         self.folder = folder
         self.ports = sorted(free_port() for _ in range(3))
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.secret = ""
+        """The file of the keys of replicas and commands; empty without keys."""
 
     @property
     def url(self) -> str:
         return "cluster://" + ",".join(f"127.0.0.1:{port}" for port in self.ports)
 
-    def command(self, *words: str) -> list[str]:
-        head = [sys.executable, "-c", CODE, "store", *words, "--cluster", "shop"]
-        return [*head, "--store", self.url, "--set", f"store.replicas={len(self.ports)}"]
+    def command(self, *words: str, cluster: str = "shop") -> list[str]:
+        head = [sys.executable, "-c", CODE, "store", *words, "--cluster", cluster]
+        keys = ["--set", f"security.secret={self.secret}"] if self.secret else []
+        return [*head, "--store", self.url, "--set", f"store.replicas={len(self.ports)}", *keys]
 
     def start(self, port: int) -> None:
         path = str(self.folder / str(port))
@@ -49,10 +52,18 @@ class Served:
         process.kill()
         process.wait()
 
-    async def ask(self, *words: str) -> tuple[int, str]:
-        """Run a command beside the replicas. Returns its exit code and its output."""
+    async def ask(self, *words: str, cluster: str = "shop") -> tuple[int, str]:
+        """Run a command about replicas. Returns its exit code and its output."""
+        return await self._output(*self.command(*words, cluster=cluster))
+
+    async def run(self, *words: str) -> tuple[int, str]:
+        """Run any command beside the replicas. Returns its exit code and its output."""
+        return await self._output(sys.executable, "-c", CODE, *words)
+
+    @staticmethod
+    async def _output(*command: str) -> tuple[int, str]:
         process = await asyncio.create_subprocess_exec(
-            *self.command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            *command, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
         out, err = await process.communicate()
         return process.returncode or 0, (out + err).decode()

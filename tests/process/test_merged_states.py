@@ -14,6 +14,7 @@ import pytest
 from shardbus import NodeLost, ShardBusError
 from tests.ports import free_block
 from tests.process.nodes import NodeProcess, Processes
+from tests.process.served_replicas import Served
 from tests.waiting import until
 
 pytestmark = pytest.mark.long
@@ -108,8 +109,25 @@ async def totals(nodes: Nodes) -> dict[str, set[int]]:
     return dict(zip(PAGES, shown, strict=True))
 
 
+async def check_import(served: Served, lines: list[str]) -> None:
+    """The lines of an export come out of another store as they went in."""
+    for port in served.ports:
+        served.start(port)
+    await served.serving()
+    file = served.folder / "states.jsonl"
+    file.write_text("\n".join(lines))
+    words = ("--store", served.url, "--cluster", "shop", "--app", APP)
+    code, text = await served.run("state", "import", str(file), *words)
+    assert code == 0, text
+    assert f"{len(lines)} shared" in text
+    code, text = await served.run("state", "export", "--all", *words)
+    assert [line for line in text.splitlines() if line.startswith("{")] == lines
+
+
 @pytest.mark.parametrize("store", ["cluster://", "cluster://?durability=memory"])
-async def test_totals_are_exact_through_a_kill_and_a_full_stop(nodes: Nodes, store: str) -> None:
+async def test_totals_are_exact_through_a_kill_and_a_full_stop(
+    nodes: Nodes, served: Served, store: str
+) -> None:
     await nodes.start()
     acked, sent = Counter[str](), Counter[str]()
     await write(nodes, acked, sent, 5)
@@ -136,8 +154,10 @@ async def test_totals_are_exact_through_a_kill_and_a_full_stop(nodes: Nodes, sto
     assert f"hits: {len(PAGES)} states read, {len(PAGES)} of version 1" in checked
     assert "poll: 1 state read, 1 of version 1" in checked
     assert checked.endswith("exit 0")
-    exported = await nodes.of_store("export", "hits", "--app", APP)
-    assert f"hits: its instances share {len(PAGES)} states, which an export" in exported
+    exported = await nodes.of_store("export", "--all", "--app", APP)
+    lines = [line for line in exported.splitlines() if line.startswith("{")]
+    assert [json.loads(line)["id"] for line in lines] == [*PAGES, "p"]
+    await check_import(served, lines)
     shown_by_store = await nodes.of_store("show", "poll", "p")
     assert "the instances of poll 'p' share their state: a node shows it" in shown_by_store
     assert set(await asyncio.gather(*(node.terminate() for node in nodes.running))) == {0}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from shardbus.transport.secret_file import new_secret, secrets_text, write_private
 from tests.process.served_replicas import KEYS, Load, Served
 from tests.waiting import until
 
@@ -104,3 +105,36 @@ async def test_a_store_survives_the_loss_of_all_disks_by_a_backup_and_of_two_wit
     await store.close()
     code, text = await served.ask("verify")
     assert code == 0, text
+
+
+async def test_a_command_without_the_secret_is_told_so_and_founds_no_second_store(
+    served: Served, tmp_path: Path
+) -> None:
+    """Replicas that refuse its keys are no replicas that are gone."""
+    secret = tmp_path / "cluster.secret"
+    write_private(secret, secrets_text([new_secret()]))
+    served.secret = str(secret)
+    for port in served.ports:
+        served.start(port)
+
+    async def all_serve() -> bool:
+        code, text = await served.ask("status")
+        return code == 0 and text.count("founded") == len(served.ports)
+
+    await until(all_serve, "every replica")
+    first, *_ = served.ports
+    served.kill(first)
+    served.secret = ""
+    code, text = await served.ask("status")
+    assert (code, text.count("refused")) == (5, 2), text
+    assert "the cluster has a secret, and this process has none" in text
+    place = ["--port", str(first), "--path", str(tmp_path / str(first))]
+    code, text = await served.ask("recover", *place, "--accept-loss")
+    assert code == 6, text
+    assert "runs, and refuses this command: " in text
+    assert "the cluster has a secret, and this process has none" in text
+    served.secret = str(secret)
+    code, text = await served.ask("recover", *place, "--accept-loss", cluster="shpo")
+    assert (code, "runs, and does not answer" in text) == (6, True), text
+    served.start(first)
+    await until(all_serve, "every replica, with the disk as it was")

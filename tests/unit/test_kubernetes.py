@@ -230,6 +230,7 @@ def test_nodes_that_are_not_ready_are_found_by_name_too() -> None:
     assert one("Service", "shardbus-nodes")["spec"]["clusterIP"] == "None"
 
 
+@pytest.mark.usefixtures("own_log")
 def test_a_pod_starts_a_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With its variables as Kubernetes fills them in."""
     started: list[Settings] = []

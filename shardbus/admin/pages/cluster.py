@@ -8,6 +8,7 @@ from typing import Any
 
 from shardbus.admin.administration import Administration, text_of
 from shardbus.admin.questions import question
+from shardbus.admin.voters import voters_row
 from shardbus.errors import Refused
 from shardbus.http.page import Json, page
 from shardbus.ids import NodeId
@@ -31,7 +32,11 @@ async def cluster(admin: Administration) -> Json:
     `suspended` (why this node's entities handle no message, or null), `coordinators` (type to
     `node` and `epoch`), `other_clusters` (seeds of this node that are in another cluster of its
     name, each with `seed`, `node` or null, and `reason` if that cluster would refuse this node),
-    `rival` (which other cluster writes the store of this one, as text, or null).
+    `rival` (which other cluster writes the store of this one, as text, or null), `voters` (the
+    voters about a split where the store is inside the cluster: `count`, `replicas` or `members`,
+    `why` it is the members, `ring`, its `replicas`, each with `address` and `nodes`, the number of
+    those `without_node`, and `changing`, true while the voters change; null with another store, or
+    where the settings let no replica vote).
     """
     node, view = admin.node, admin.node.view
     oldest = view.oldest() if view is not None else None
@@ -58,6 +63,7 @@ async def cluster(admin: Administration) -> Json:
             for other in node.membership.requests.other_clusters
         ],
         "rival": node.membership.requests.rival or None,
+        "voters": voters_row(node.settings, view),
     }
 
 

@@ -55,6 +55,8 @@ The winner of an epoch has all earlier decisions, and would have stopped if one 
 cluster starts to count at a number derived from its founder, so that it never requests leases of a
 former cluster in the same store.
 
+Where the store is inside the cluster, its replicas vote instead of the members (`electorate`).
+
 Not here: the graph of links (`links`), which side stays (`strategies`), when it is decided
 (`resolver`).
 
@@ -68,6 +70,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from shardbus.ids import NodeId
+from shardbus.membership.downing.electorate import Votes, first_to_stay, votes_of
 from shardbus.membership.downing.links import BadLinks, group_of
 from shardbus.membership.gossip import ON_THE_WAY_OUT, STARTING, Gossip
 from shardbus.membership.member import Member, Status, age_order
@@ -126,6 +129,9 @@ class Split:
     """The oldest members, as the module's text defines them; empty if no member is Up."""
     unborn: bool = False
     """No member has been Up, and none can be yet."""
+    votes: tuple[Votes | None, ...] = (None,)
+    """The replicas of the store by side, for each set of them that counts; None: `ours` and
+    `theirs` count (`electorate`)."""
 
     @property
     def askers(self) -> tuple[NodeId, ...]:
@@ -191,12 +197,18 @@ def survey(
     possible = [n for n, m in voters.items() if m.status in MAY_VOTE_THERE]
     held = {n.address for n, m in gossip.members.items() if m.status is not Status.DOWN}
     down = [n for n, m in voters.items() if m.status is Status.DOWN and n not in gossip.seen]
-    unaware = {n.address: n for n in down if n.address not in held}.values()
+    living = [n for n in down if n.address not in held]
+    unaware = {n.address: n for n in living}.values()
     silent = {n for n in gossip.unreachable() if n not in gossip.seen and n != me}
     silent |= {*cut, *doubtful_nodes}
     starting = () if _may_be_led_elsewhere(gossip, silent) else STARTING
     ours = tuple(n for n in possible if n in side and voters[n].status in UP)
     elders = _elders(voters.values())
+    theirs = tuple(
+        n
+        for n, m in voters.items()
+        if (n in possible and n in cut and m.status not in starting) or n in unaware
+    )
     return Split(
         side=side,
         cut=cut,
@@ -204,13 +216,10 @@ def survey(
         broken=_bad_within(gossip, side, ours, elders, preference),
         ours=ours,
         most=tuple(n for n in possible if n in side),
-        theirs=tuple(
-            n
-            for n, m in voters.items()
-            if (n in possible and n in cut and m.status not in starting) or n in unaware
-        ),
+        theirs=theirs,
         elders=elders,
         unborn=unborn,
+        votes=votes_of(gossip, ours, {*theirs, *living}),
     )
 
 
@@ -287,7 +296,8 @@ def _bad_within(
 ) -> tuple[NodeId, ...]:
     """Return the members of the side that go for its bad links."""
     inside = frozenset(side)
-    links = BadLinks([r for r in gossip.records() if r[0] in inside and r[1] in inside], ours)
+    among = [r for r in gossip.records() if r[0] in inside and r[1] in inside]
+    links = BadLinks(among, first_to_stay(gossip, ours))
     if not links.ends:
         return ()
     oldest = elders[-1] if elders and elders[-1] in inside and preference.oldest_stays else None

@@ -15,6 +15,10 @@ leaves too few votes. `ours`, `theirs` and `elders` are defined in `split`.
     down-all                                                 go
     module:name      the user's function decides; go, if it fails
 
+Where the store is inside the cluster, its replicas vote under keep-majority and static-quorum, and
+these rules hold where no side can have a majority of them (`electorate`). While the voters change,
+each set of them decides, and the most cautious decision holds: go, then the lease, then stay.
+
 In an unborn cluster there are no votes, and the lease decides; under down-all every side goes.
 
 «Go»: every node of the side downs its own side, so that a losing side does not depend on its
@@ -27,6 +31,7 @@ epoch.
   side stays without the lease, the other does not even request it. A side that does has a vote, so
   the other side does not see all of it on its way out.
 - static-quorum: a winner has `size` votes and leaves fewer than `size` to all others.
+- by replicas: `electorate` has the proof.
 - keep-oldest: the elders of two sides share a member, which is on one side only. An oldest member
   alone stays only if it has a second Up member, or if no other member may vote. Then the others do
   not find it alone, or have no vote.
@@ -50,6 +55,7 @@ from shardbus.config.settings import DowningSettings
 from shardbus.error_text import described, plain
 from shardbus.errors import ConfigError
 from shardbus.ids import NodeId
+from shardbus.membership.downing.electorate import Votes
 from shardbus.membership.downing.split import Decision, DowningOutcome, Split
 from shardbus.quantities import counted
 
@@ -82,9 +88,14 @@ def strategy_of(settings: DowningSettings) -> Strategy | None:
 
 def keep_majority(split: Split) -> Decision:
     """Keep the side with more votes."""
-    rule, counted = "keep-majority", _count_votes(split)
+    rule = "keep-majority"
     if common := _common_decision(split, rule):
         return common
+    return _by_voters(split, rule, _majority_of_members(split, rule))
+
+
+def _majority_of_members(split: Split, rule: str) -> Decision:
+    counted = _count_votes(split)
     if len(split.ours) > len(split.theirs):
         return _down_others(split, rule, f"majority: {counted}")
     if len(split.ours) < len(split.theirs):
@@ -104,6 +115,10 @@ def static_quorum(split: Split, size: int) -> Decision:
             votes = counted(left, "vote")
             return _down_ourselves(split, rule, f"no quorum: {votes} without bad links")
         return common
+    return _by_voters(split, rule, _quorum_of_members(split, rule, size))
+
+
+def _quorum_of_members(split: Split, rule: str, size: int) -> Decision:
     members = len(split.most) + len(split.theirs)
     if members > 2 * size - 1:
         allowed = f"{counted(members, 'member')}, and {size} is a quorum of at most {2 * size - 1}"
@@ -112,6 +127,29 @@ def static_quorum(split: Split, size: int) -> Decision:
     if len(split.ours) >= size:
         return _down_others(split, rule, f"quorum: {votes}")
     return _down_ourselves(split, rule, f"no quorum: {votes}")
+
+
+CAUTION = (DowningOutcome.DOWN_OURSELVES, DowningOutcome.ASK_LEASE, DowningOutcome.DOWN_OTHERS)
+
+
+def _by_voters(split: Split, rule: str, members: Decision) -> Decision:
+    """Decide by the replicas of the store, if they vote. `members`: the members' decision."""
+    decisions = [(votes and _by_replicas(split, rule, votes)) or members for votes in split.votes]
+    return min(decisions, key=lambda decision: CAUTION.index(decision.outcome))
+
+
+def _by_replicas(split: Split, rule: str, votes: Votes) -> Decision | None:
+    """Decide by one set of replicas; None if no side's store can answer."""
+    ours, theirs, more, half = votes.ours, votes.theirs, votes.strangers, votes.replicas / 2
+    why = f"{ours} of {counted(votes.replicas, 'replica')} here, at most {theirs} there"
+    why += f", and {more} without a node" if more else ""
+    if ours > half:
+        return _down_others(split, rule, f"majority of the store: {why}")
+    if theirs <= half < ours + more:
+        return _ask_lease(split, rule, f"which side has the store is not certain: {why}")
+    if theirs + more > half:
+        return _down_ourselves(split, rule, f"the store is there: {why}")
+    return None
 
 
 def keep_oldest(split: Split, down_if_alone: bool) -> Decision:

@@ -156,11 +156,13 @@ class IncomingMoves:
             return
         one.carried += entities
 
-    def on_switch(self, move: ShardMove) -> None:
-        """Start the shard: it has stopped at its old home."""
+    def on_switch(self, move: ShardMove) -> bool:
+        """Start the shard: it has stopped at its old home. False if it does not start now."""
         one = self._moves.get(move.new.shard)
-        if one is not None and one.move == move:
+        starts = one is not None and one.move == move and not one.switched
+        if one is not None and starts:
             self._go(one)
+        return starts
 
     def on_host(self, home: Home) -> bool:
         """Start a prepared shard at the coordinator's command: its old home is gone. False if it

@@ -375,8 +375,8 @@ class ShardRegion:
                     self._incoming.on_carried(move, entities)
             case msg.Switch(moves):
                 for move in moves:
-                    if move.old.node == sender:
-                        self._incoming.on_switch(move)
+                    if move.old.node == sender and self._incoming.on_switch(move):
+                        self._registration.on_arrival(move.new, now)
             case msg.MoveAck(origin, moves):
                 for move in moves:
                     if move.old.node == self._me and origin == sender:

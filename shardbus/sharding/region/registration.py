@@ -6,7 +6,9 @@ means that there is a new coordinator, perhaps on the same node: the region regi
 
 A Register may wait at the coordinator's node, and count under the next epoch. Shards that the
 region has begun to host since are in no table then if the store has lost its data. So the first
-RegisterAck of an epoch is followed by another Register if the last one had other shards.
+RegisterAck of an epoch is followed by another Register if the last one had other shards, and each
+further one (several Registers get several) if the last one lacked a shard that a former coordinator
+granted. So is the arrival of a shard that a former coordinator has moved here.
 
 A region obeys the sender of the highest epoch seen. That is the first sender under the epoch, or
 the node that the shell reports as the coordinator's, in case a store that lost its data gave one
@@ -19,6 +21,7 @@ Source: S2.62, B.56; docs/architecture.md.
 from __future__ import annotations
 
 from shardbus.backoff import doubling
+from shardbus.bounds import EPOCH_SHIFT
 from shardbus.ids import NodeId
 from shardbus.sharding.messages import Home
 
@@ -84,10 +87,23 @@ class Registration:
 
     def on_registered(self, hosted: tuple[Home, ...], now: float) -> None:
         """Stop registering: RegisterAck came. `hosted`: the shards here now."""
-        outdated = self.epoch > self._registered_epoch and hosted != self.reported
+        outdated = hosted != self.reported and (
+            self.epoch > self._registered_epoch or self._lacks_former(hosted)
+        )
         self.is_registered = True
         self._registered_epoch = self.epoch
         self.due, self._tries = now if outdated else None, 0
+
+    def _lacks_former(self, hosted: tuple[Home, ...]) -> bool:
+        """True if the last Register lacks a shard here that a former coordinator granted."""
+        new = set(hosted).difference(self.reported)
+        return any(home.fence >> EPOCH_SHIFT < self.epoch for home in new)
+
+    def on_arrival(self, home: Home, now: float) -> None:
+        """Register again if a former coordinator has moved this shard here: this one may not have
+        the move."""
+        if self.is_registered and home.fence >> EPOCH_SHIFT < self._registered_epoch:
+            self.due, self._tries = now, 0
 
     def on_refused(self, now: float) -> None:
         """Register again later: RegisterRefused came."""

@@ -18,6 +18,7 @@ from shardbus.node.rejoining import contacts
 from shardbus.simulation.membership.network import CutLink, Wall, partition
 from shardbus.simulation.membership.options import ROLE, Options
 from shardbus.simulation.membership.process import Process
+from shardbus.simulation.membership.replicas import SimRing
 from shardbus.simulation.membership.unfair import BREAKING, UnfairFaults
 from shardbus.simulation.membership.world import World
 
@@ -61,6 +62,13 @@ class Faults:
         self.times: list[float] = []
         """When the faults happen, in seconds from `begin`."""
         self._names = 0
+        witnesses = [f"w{number}" for number in range(1, options.witnesses + 1)]
+        self._hosts = [f"n{n}" for n in range(1, options.replicas + options.spares + 1)]
+        self._hosts += witnesses
+        """The names that have replicas."""
+        self.ring: SimRing | None = None
+        if options.replicas:
+            self.ring = SimRing(world, [*self._hosts[: options.replicas], *witnesses])
         self._unfair = UnfairFaults(
             world,
             options.troubles,
@@ -98,6 +106,7 @@ class Faults:
             (options.bounces, self._bounce),
             (options.swizzles, self._swizzle),
             (options.epochs, self._new_epoch),
+            (options.ring_changes, self._change_ring),
             (FORGETS if options.store == "forgetful" else 0, world.leases.forget),
         )
         actions = [what for times, what in kinds for _ in range(times)]
@@ -144,7 +153,22 @@ class Faults:
         rate = 1.0 + self.dice.uniform(-self.options.drift, self.options.drift)
         number = int(name.removeprefix("n"))
         roles = (ROLE,) if number % 2 else ()
-        return self.world.add(name, rate=rate, roles=roles)
+        return self.world.add(name, rate=rate, roles=roles, replica=name in self._hosts)
+
+    def _change_ring(self) -> None:
+        """Take a replica into the ring, or out of it, or both."""
+        if self.ring is None:
+            return
+        dice, hosts = self.dice, list(self.ring.hosts)
+        spares = [host for host in self._hosts if host not in hosts]
+        changes = [change for change in ("add", "replace") if spares]
+        change = dice.choice([*changes, *(["remove"] if len(hosts) > 1 else [])] or ["none"])
+        if change in ("remove", "replace"):
+            hosts.remove(dice.choice(hosts))
+        if change in ("add", "replace"):
+            hosts.append(dice.choice(spares))
+        self.world.trace.mark(self.world.now, "store", f"its replicas: {', '.join(hosts)}")
+        self.ring.change(hosts)
 
     def _enter(self, process: Process) -> None:
         if self.options.discovery:

@@ -7,6 +7,7 @@ excuses the consequences.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 from shardbus.membership.claim_record import ClaimRecord
@@ -22,6 +23,8 @@ class SimLeases:
     def __init__(self, rng: Random) -> None:
         self.rng = rng
         self.up = True
+        self.reaches: Callable[[str], bool] = lambda name: True
+        """True if the node with this name reaches the store, if that is inside the cluster."""
         self.away: set[str] = set()
         """The names of nodes that have lost the way to it."""
         self.failing = 0.0
@@ -43,7 +46,7 @@ class SimLeases:
 
     def reached_by(self, name: str) -> bool:
         """True if a request of this node arrives."""
-        return self.up and name not in self.away
+        return self.up and name not in self.away and self.reaches(name)
 
     def forget(self) -> None:
         """Lose all leases, and the record of the claim."""

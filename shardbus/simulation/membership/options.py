@@ -12,6 +12,7 @@ from functools import partial
 from random import Random
 
 from shardbus.config.settings import ClusterSettings, DowningSettings
+from shardbus.membership.downing.electorate import COUNTING
 from shardbus.simulation.membership.troubles import NodeTrouble, draw_troubles
 
 NODES = (3, 7)
@@ -89,6 +90,13 @@ class Options:
     claims: bool = False
     """All nodes have the same two seeds, and start at once; the store's claim decides whether the
     first of them founds."""
+    replicas: int = 0
+    """The store is inside the cluster: this number of the first nodes, and `spares` more, have a
+    replica, and the ring begins with the first ones."""
+    spares: int = 0
+    witnesses: int = 0
+    """Replicas of the ring that have no node."""
+    ring_changes: int = 0
     links: str = "fair"
     """With `unfair` links, some nodes have troubles with others, and nothing else happens."""
     troubles: tuple[NodeTrouble, ...] = ()
@@ -107,7 +115,7 @@ class Options:
         walls += len(self.troubles)
         ends = self.kills + self.vanishes + self.leaves + self.bounces
         mild = self.loss <= GENTLE_LOSS and (not self.pauses or self.pause_s <= GENTLE_PAUSE_S)
-        counted = self.strategy == "keep-majority" and not self.role
+        counted = self.strategy == "keep-majority" and not self.role and not self.replicas
         return not walls and mild and ends <= ((self.nodes - 1) // 2 if counted else 0)
 
     def settings(self) -> ClusterSettings:
@@ -135,7 +143,8 @@ class Options:
         """Return the command that replays this run."""
         return (
             f"shardbus simulate --seed {self.seed} --nodes {self.nodes}"
-            f" --seconds {self.seconds:g} --strategy {self.strategy}"
+            f" --seconds {self.seconds:g}"
+            f"{' --replicas' if self.replicas else f' --strategy {self.strategy}'}"
             f"{' --discovery' if self.discovery else ''}{' --claims' if self.claims else ''}"
             f"{' --links unfair' if self.links == 'unfair' else ''}"
         )
@@ -193,6 +202,23 @@ def draw(
     )
     options = _configured(faults, Random(f"cluster {seed}"), strategy)
     return _with_unfair_links(options) if unfair else options
+
+
+def with_replicas(drawn: Options) -> Options:
+    """Return the options with a store inside the cluster, whose replicas vote, and a ring that
+    changes."""
+    dice = Random(f"replicas {drawn.seed}")
+    return replace(
+        drawn,
+        replicas=min(dice.choice((1, 2, 3, 3, 3, 5)), drawn.nodes),
+        spares=dice.choice((0, 1, 2)),
+        witnesses=dice.choice((0, 0, 0, 1, 2)),
+        ring_changes=draw_times(dice, 0.6, 6),
+        strategy=dice.choice((*COUNTING, COUNTING[0])),
+        quorum=drawn.nodes // 2 + 1,
+        role="",
+        store="slow" if drawn.store == "forgetful" else drawn.store,
+    )
 
 
 def _configured(faults: Options, dice: Random, strategy: str | None) -> Options:

@@ -25,7 +25,7 @@ from shardbus.membership.claim_record import ClaimRecord
 from shardbus.membership.cluster import ClusterMembership
 from shardbus.membership.failure.confirmed_death import ProbeOutcome
 from shardbus.membership.founding import FOUNDING, owner_of
-from shardbus.membership.member import Member, Status
+from shardbus.membership.member import FEATURES, REPLICA, Member, Status
 from shardbus.membership.messages import (
     GossipSeen,
     GossipState,
@@ -41,7 +41,7 @@ from shardbus.simulation.trace import Trace
 from shardbus.transport.permissions import JOIN_REQUESTS
 from shardbus.wire.gossip import decode, encode
 
-PORT, GOSSIP_PORT = 7355, 7356
+PORT, GOSSIP_PORT, REPLICA_PORT = 7355, 7356, 7357
 BEGINNING = 100.0
 PROBE_WITHIN = 1.0
 EVENT_S = 0.0001
@@ -57,6 +57,11 @@ REQUESTS = tuple(kind.__name__ for kind in JOIN_REQUESTS)
 PUBLISHED = (Heartbeat, HeartbeatReply, GossipStatus, GossipSeen, GossipState)
 
 
+def place_of(name: str) -> str:
+    """Return the address of the replica of the node with this name."""
+    return f"{name}:{REPLICA_PORT}"
+
+
 def address_of(name: str) -> Address:
     """Return the address of the node with this name."""
     return Address(name, PORT)
@@ -70,6 +75,8 @@ class Hooks:
     """After each event that its machine has handled."""
     on_lease_request: Callable[[Process], object] = lambda _: None
     """When it requests a lease."""
+    on_added: Callable[[Process], object] = lambda _: None
+    """When its machine has been made."""
     on_stopped: Callable[[Process], object] = lambda _: None
     """When its machine has stopped."""
 
@@ -103,9 +110,13 @@ class World(Timeline):
         roles: tuple[str, ...] = (),
         settings: ClusterSettings | None = None,
         rate: float = 1.0,
+        replica: bool = False,
     ) -> Process:
-        """Start a process at this name's address; a former one there must be dead."""
-        member = Member(NodeId(name, PORT, self.rng.getrandbits(64)), GOSSIP_PORT, roles=roles)
+        """Start a process at this name's address; a former one there must be dead. `replica`: its
+        node has a replica of the store."""
+        features = (*FEATURES, REPLICA + place_of(name)) if replica else FEATURES
+        node = NodeId(name, PORT, self.rng.getrandbits(64))
+        member = Member(node, GOSSIP_PORT, roles=roles, features=features)
         clock = ProcessClock(rate)
         return self.admit(member, cluster, settings or self.settings, fingerprint or {}, clock)
 
@@ -125,6 +136,7 @@ class World(Timeline):
         machine = ClusterMembership(member, cluster, settings, fingerprint, rng, name.encode())
         process = Process(name, machine, clock)
         self.nodes[name] = self.by_id[member.node] = process
+        self.hooks.on_added(process)
         return process
 
     def enter(self, process: Process, *seeds: str, founds: bool = True, founder: str = "") -> None:

@@ -167,7 +167,7 @@ class NodeRun:
         for sender in self.senders:
             sender.stopped = True
         self._until(self._not_quiet, QUIET_WITHIN, "I11")
-        if self.load.failing_handlers:
+        if self.checker.untold():
             self._advance(REPORTED_WITHIN)
         self._verdict()
         self._counts = self.checker.counts()

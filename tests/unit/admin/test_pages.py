@@ -87,6 +87,7 @@ async def test_the_cluster_is_shown_as_this_node_sees_it(node: FakeNode, pages: 
         "coordinators": {PAGE: {"node": str(ME), "epoch": 3}},
         "other_clusters": [],
         "rival": None,
+        "voters": None,
     }
     node.membership.requests.other_clusters = (OtherCluster(PEER.address, PEER),)
     page = await cluster_pages.cluster(pages)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 import threading
 from collections.abc import Iterator
@@ -22,11 +21,8 @@ from tests.unit.cli.cli_kit import FakeNode, Shell
 
 
 @pytest.fixture(autouse=True)
-def _root_handlers() -> Iterator[None]:
+def _own_log(own_log: None) -> None:
     """Commands that start a node configure logging: on a stream that is closed after the test."""
-    kept = logging.getLogger().handlers[:]
-    yield
-    logging.getLogger().handlers[:] = kept
 
 
 @pytest.fixture(autouse=True)

@@ -17,18 +17,13 @@ from shardbus_cli import logs
 def logged(form: str, message: str, *, terminal: bool = False) -> str:
     stream = StringIO()
     stream.isatty = lambda: terminal  # type: ignore[method-assign]
-    kept = logging.getLogger().handlers[:]
+    logs.configure("info", form, stream)
+    logger = logging.getLogger("shardbus.test")
+    logger.debug("unseen")
     try:
-        logs.configure("info", form, stream)
-        logger = logging.getLogger("shardbus.test")
-        logger.debug("unseen")
-        try:
-            raise ValueError("inner\x1b")
-        except ValueError:
-            logger.warning(message, exc_info=True, extra={"entity_type": "counter\n"})
-    finally:
-        logging.getLogger().handlers[:] = kept
-        logging.captureWarnings(False)
+        raise ValueError("inner\x1b")
+    except ValueError:
+        logger.warning(message, exc_info=True, extra={"entity_type": "counter\n"})
     return stream.getvalue()
 
 
@@ -52,16 +47,11 @@ def test_logs_are_pretty_on_a_terminal_and_forge_nothing():
 def test_a_line_for_people_says_nothing_twice():
     """Neither the node, whose terminal it is, nor the event with its arguments."""
     stream = StringIO()
-    kept = logging.getLogger().handlers[:]
-    try:
-        logs.configure("info", "pretty", stream, node="127.0.0.1:7355")
-        log = logging.getLogger("shardbus.runtime")
-        log.info("coordinator of %r: epoch 7", "cart", extra={"entity_type": "cart", "epoch": 7})
-        log.info("began", extra={"entity_type": "cart"})
-        logging.getLogger("shardbus.entity").warning("on_stop of %s %r failed", "cart", "a")
-    finally:
-        logging.getLogger().handlers[:] = kept
-        logging.captureWarnings(False)
+    logs.configure("info", "pretty", stream, node="127.0.0.1:7355")
+    log = logging.getLogger("shardbus.runtime")
+    log.info("coordinator of %r: epoch 7", "cart", extra={"entity_type": "cart", "epoch": 7})
+    log.info("began", extra={"entity_type": "cart"})
+    logging.getLogger("shardbus.entity").warning("on_stop of %s %r failed", "cart", "a")
     texts = [
         line.partition("shardbus.")[2].partition("  ")[2] for line in stream.getvalue().splitlines()
     ]
@@ -74,21 +64,16 @@ def test_a_line_for_people_says_nothing_twice():
 
 def test_the_last_lines_of_shardbus_are_kept_for_the_page(monkeypatch):
     monkeypatch.setattr(logs, "RECENT", 20)
-    kept = logging.getLogger().handlers[:]
-    try:
-        logs.configure("info", "json", StringIO(), node="n:1")
-        log = logging.getLogger("shardbus.test")
-        for n in range(25):
-            log.info("line %d", n)
-        log.debug("too fine")
-        logging.getLogger("shop.secret").warning("of the application")
-        log.info("%s", "x" * 10_000)
-        lines = logs.recent_lines()
-        logging.getLogger().handlers.clear()
-        assert logs.recent_lines() == []
-    finally:
-        logging.getLogger().handlers[:] = kept
-        logging.captureWarnings(False)
+    logs.configure("info", "json", StringIO(), node="n:1")
+    log = logging.getLogger("shardbus.test")
+    for n in range(25):
+        log.info("line %d", n)
+    log.debug("too fine")
+    logging.getLogger("shop.secret").warning("of the application")
+    log.info("%s", "x" * 10_000)
+    lines = logs.recent_lines()
+    logging.getLogger().handlers.clear()
+    assert logs.recent_lines() == []
     assert len(lines) == 20
     assert json.loads(lines[-2])["message"] == "line 24"
     assert json.loads(lines[-2])["node"] == "n:1"
@@ -127,18 +112,12 @@ class Order(Entity):
 async def test_B62_lines_of_a_handler_say_of_which_entity_they_are() -> None:
     bus, stream = ShardBus("shop"), StringIO()
     bus.entity("order", shards=10)(Order)
-    kept = logging.getLogger().handlers[:]
-    try:
-        async with TestCluster(bus, nodes=1, seed=1) as cluster:
-            logs.configure("warning", "json", stream)
-            OWN.warning("outside")
-            order = cluster.client().ref(Order, "o-7")
-            await order.plain()
-            await order.waits()
-    finally:
-        logging.getLogger().handlers[:] = kept
-        logging.getLogger("shardbus").setLevel(logging.NOTSET)
-        logging.captureWarnings(False)
+    async with TestCluster(bus, nodes=1, seed=1) as cluster:
+        logs.configure("warning", "json", stream)
+        OWN.warning("outside")
+        order = cluster.client().ref(Order, "o-7")
+        await order.plain()
+        await order.waits()
     rows = {row["message"]: row for row in map(json.loads, stream.getvalue().splitlines())}
     names = ("entity_type", "entity_id", "shard", "fence")
     for text in ("start", "plain", "first step", "later step", "gathered"):
@@ -152,16 +131,12 @@ async def test_B62_lines_of_a_handler_say_of_which_entity_they_are() -> None:
 
 
 def test_B62_a_line_under_a_span_has_the_trace() -> None:
-    stream, kept = StringIO(), logging.getLogger().handlers[:]
+    stream = StringIO()
     tracer = TracerProvider().get_tracer("test")
-    try:
-        logs.configure("info", "json", stream, node="n:1")
-        with tracer.start_as_current_span("handle order.add") as span:
-            OWN.warning("traced")
-        OWN.warning("not traced")
-    finally:
-        logging.getLogger().handlers[:] = kept
-        logging.captureWarnings(False)
+    logs.configure("info", "json", stream, node="n:1")
+    with tracer.start_as_current_span("handle order.add") as span:
+        OWN.warning("traced")
+    OWN.warning("not traced")
     traced, plain = map(json.loads, stream.getvalue().splitlines())
     context = span.get_span_context()
     assert int(traced["trace_id"], 16) == context.trace_id

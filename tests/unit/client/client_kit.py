@@ -185,7 +185,7 @@ class FakeEndpoint:
     def _tick(self) -> None:
         if not self.closed:
             self.clock.move()
-            self.events.tick()
+            self.events.tick(self.clock.tick)
             self.loop.call_later(0.05, self._tick)
 
     def session_to(

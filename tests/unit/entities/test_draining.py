@@ -139,22 +139,61 @@ async def test_messages_of_one_sender_stay_in_order(kind: type[Account], ask_at:
 
 
 @pytest.mark.parametrize(
-    ("asks", "together", "waits", "after"),
+    ("asks", "until_end", "waits", "after"),
     list(product([False, True], [False, True], [False, True], [0.0, TELLS_S, CALLS_S])),
 )
 def test_a_message_stays_by_the_rules(
-    asks: bool, together: bool, waits: bool, after: float
+    asks: bool, until_end: bool, waits: bool, after: float
 ) -> None:
     home = Home("1", NodeId("10.0.0.1", 7355, 1), 7)
     drain, sender, other = Drain(home, 100.0), cast("Any", object()), cast("Any", object())
     if waits:
-        assert not drain.takes(sender, 100.0, asks=False, together=False)
+        assert not drain.takes(sender, 100.0, asks=False, until_end=False)
     now = 100.0 + after
     in_time = after < CALLS_S if asks else after < TELLS_S
-    stays = not waits and ((asks and together) or ((asks or together) and in_time))
-    assert drain.takes(sender, now, asks=asks, together=together) == stays
-    assert drain.takes(sender, now, asks=True, together=True) == stays, "in order"
-    assert drain.takes(other, now, asks=True, together=True), "each sender alone"
+    stays = not waits and ((asks and until_end) or ((asks or until_end) and in_time))
+    assert drain.takes(sender, now, asks=asks, until_end=until_end) == stays
+    assert drain.takes(sender, now, asks=True, until_end=True) == stays, "in order"
+    assert drain.takes(other, now, asks=True, until_end=True), "each sender alone"
+
+
+class Step(Entity):
+    """Calls back, by another entity, into the shard that awaits it."""
+
+    @handler
+    async def begin(self, via: str, back: str, seconds: float) -> int:
+        return 1 + await self.context.ref(Step, via).within(60).work(back, seconds)
+
+    @handler
+    async def work(self, back: str, seconds: float) -> int:
+        await asyncio.sleep(seconds)
+        return 1 + await self.context.ref(Step, back).within(60).count()
+
+    @handler
+    def count(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("end", ["leave", "join"])
+async def test_a_call_back_into_a_leaving_shard_that_awaits_it_stays_however_late(end: str) -> None:
+    bus = application(Step, shards=6)
+    async with TestCluster(bus, nodes=2) as cluster:
+        client = cluster.client()
+        await asyncio.gather(*[client.ref(Step, id_).count() for id_ in IDS])
+        first, second = (node.entities("account") for node in cluster.nodes)
+        triples = list(zip(first[:8], second, first[::-1], strict=False))
+        early, late = WAIT_S, CALLS_S + 3 * WAIT_S  # the early ones begin the 5 s
+        work = [
+            asyncio.ensure_future(client.ref(Step, a).within(60).begin(via, back, seconds))
+            for seconds in (early, late)
+            for a, via, back in triples
+        ]
+        await cluster.advance(WAIT_S)
+        before = cluster.now
+        await (cluster.leave(cluster.nodes[0]) if end == "leave" else cluster.add())
+        await cluster.settle()
+        assert await asyncio.gather(*work) == [3] * 2 * len(triples)
+        assert cluster.now - before < 3 * CALLS_S, "virtual seconds"
 
 
 class Order(Entity):

@@ -21,6 +21,7 @@ from shardbus.store.redis_scripts import EXPIRE_STATES, LOAD_STATES, REMEMBER, S
 A, B, C = (Address("10.0.0.1", port) for port in (1, 2, 3))
 LOW, HIGH = "{b}:k", "{a}:k"
 """Keys in the first and in the second half of the slots."""
+OUT_OF_MEMORY = redis_errors.OutOfMemoryError("command not allowed when used memory > 'maxmemory'")
 
 
 class Servers:
@@ -191,6 +192,19 @@ async def test_a_master_that_is_away_keeps_no_other_from_answering(
     assert not waiting.done()
     servers.away = set()
     assert await waiting == [str(A).encode()]
+
+
+async def test_a_refusal_is_not_definite_after_an_attempt_without_an_answer(
+    servers: Servers, link: ClusterLink
+) -> None:
+    servers.answers[A] = [redis_errors.ConnectionError("lost"), OUT_OF_MEMORY]
+    with pytest.raises(StoreUnavailable, match="maxmemory") as raised:
+        await link.call(LOAD_STATES, [LOW], "1")
+    assert not raised.value.definite
+    servers.answers[A] = [OUT_OF_MEMORY]
+    with pytest.raises(StoreUnavailable, match="maxmemory") as raised:
+        await link.call(LOAD_STATES, [LOW], "1")
+    assert raised.value.definite
 
 
 async def test_a_call_ends_in_time_and_says_why(servers: Servers) -> None:

@@ -8,7 +8,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
-from redis.exceptions import NoScriptError
+from redis.exceptions import (
+    AuthenticationError,
+    ConnectionError,  # noqa: A004
+    NoScriptError,
+)
 
 from shardbus.errors import StoreUnavailable
 from shardbus.store.redis_link import Durability, RedisLink, RedisSession
@@ -53,6 +57,66 @@ async def test_a_call_that_is_given_up_while_its_link_connects_is_not_sent() -> 
     client.connects.set()
     assert await other == [b"1"]
     assert client.keys == ["b"]
+    await link.close()
+
+
+class LosingClient(Client):
+    """Its connection is lost before the first answer to a script."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.connects.set()
+
+    async def exchange(self, commands: Sequence[Any]) -> list[Any]:
+        if commands[0][0] != "INFO":
+            raise ConnectionError("Connection closed by server.")
+        return await super().exchange(commands)
+
+
+class RefusedClient(Client):
+    """The server does not let it in."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    async def exchange(self, commands: Sequence[Any]) -> list[Any]:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AuthenticationError("WRONGPASS invalid username-password pair"),
+        ConnectionError("max number of clients reached"),
+    ],
+)
+async def test_a_call_without_an_answer_stays_in_doubt_where_no_connection_follows(
+    error: Exception,
+) -> None:
+    """The server may have run it, whatever it says to the next connection."""
+    clients = iter([LosingClient()])
+    link = RedisLink(
+        lambda: next(clients, None) or RefusedClient(error),
+        RedisSession("s" * 10, "redis://r"),
+        timeout=SHORT_S,
+    )
+    link.open()
+    with pytest.raises(StoreUnavailable) as raised:
+        await link.call(LOAD_STATES, ["a"])
+    assert not raised.value.definite
+    await link.close()
+
+
+async def test_a_call_that_was_never_sent_is_definite() -> None:
+    error = AuthenticationError("WRONGPASS invalid username-password pair")
+    link = RedisLink(
+        lambda: RefusedClient(error), RedisSession("s" * 10, "redis://r"), timeout=SHORT_S
+    )
+    link.open()
+    with pytest.raises(StoreUnavailable) as raised:
+        await link.call(LOAD_STATES, ["a"])
+    assert raised.value.definite
     await link.close()
 
 

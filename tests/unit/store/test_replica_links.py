@@ -91,3 +91,14 @@ async def test_a_call_that_has_no_bytes_fails_no_other(place: int) -> None:
     await asyncio.sleep(0)
     assert len(network.bodies[0]) == 1, "a frame of no call is not sent"
     links.close()
+
+
+async def test_the_voters_are_where_their_disks_answer() -> None:
+    """The ring has the addresses of its making, and a disk may have moved."""
+    links = await links_of(Sent())
+    members = (RingMember(0, "", "z:1"), RingMember(1), RingMember(2, "", "c:1"), RingMember(3))
+    ring = first_ring(members, 7)._replace(number=5)
+    assert links.voters == (0, ())
+    links.take_ring(ring)
+    assert links.voters == (5, ("", "a:1", "b:1", "c:1"))
+    links.close()

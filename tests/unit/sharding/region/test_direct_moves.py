@@ -1002,3 +1002,16 @@ def test_what_exceeds_the_bound_of_a_node_is_refused(monkeypatch: pytest.MonkeyP
         ev.StartShard("17", 2, (CARRIED,))
     ]
     assert "carry_refused" in [effect.kind for effect in effects if isinstance(effect, ev.Note)]
+
+
+@pytest.mark.parametrize(("fence", "reports"), [(2, 1), (EPOCH << 32 | 2, 0)])
+def test_an_arrival_is_reported_if_a_former_coordinator_has_moved_it(
+    fence: int, reports: int
+) -> None:
+    new = Home("17", N2, fence)
+    move = ShardMove(OLD, new)
+    here = Here(N2)
+    here.got(N1, msg.PrepareMove("ordered", SENDERS, (move,)))
+    here.got(N1, msg.Switch((move,)))
+    sent_ = [e.message for e in here.look() if isinstance(e, ev.SendCoordinator)]
+    assert [m.hosted for m in sent_ if isinstance(m, msg.Register)] == [(new,)] * reports
