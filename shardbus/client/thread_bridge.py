@@ -390,7 +390,8 @@ class ThreadBridge:
         """Send queued items while there is room, TURN_MAX items in one turn."""
         for _ in range(TURN_MAX):
             if not self._taken and not self._take():
-                self._waits_for_room = self._drains = False
+                self._waits_for_room = False
+                self._drains = False
                 return
             item, context = self._taken.popleft()
             if context is None or self.tracer is None:
