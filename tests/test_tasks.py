@@ -45,8 +45,8 @@ WATCHED = {
     "shardbus/store/ring_reading.py RingReader.copy": "its results are read, and `_end` takes the"
     " errors of the others",
     "shardbus/store/ring_reading.py RingReader._digests": "the same",
-    "shardbus/store/redis_sentinels.py Sentinels.discover_master": "`as_completed` takes the results,"
-    " and `gather` those of the others",
+    "shardbus/store/redis_sentinels.py Sentinels.discover_master": "`gather` takes the results that"
+    " the first majority leaves",
     "shardbus/transport/tcp_probe.py open_probe": "`as_completed` takes each result",
     "shardbus/entities/deferred.py DeferredWork.begin": "`_done` hands the result or the error to"
     " the entity",

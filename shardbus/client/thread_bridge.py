@@ -18,6 +18,10 @@ next call of any thread raises its error.
 An ask ends by its deadline wherever it waits: for room in the queue, in the queue behind tells that
 wait for room in the send buffer, or for its answer. It is not sent if it leaves the queue later.
 
+A signal may raise an exception between any two steps of a thread (Ctrl-C, the time limit of a task
+queue). A thread that is interrupted while it puts wakes the loop once more: else a
+mark without a wake-up would keep the items of all threads in the queue for ever.
+
 **Ends.** A thread whose wait ends without an outcome, by an interrupt (Ctrl-C, or an exception of
 another signal handler) or by its deadline, cancels its call in the loop and waits briefly for its
 end. A client that closes refuses new items, cancels the calls under way, whose threads get
@@ -169,6 +173,8 @@ class ThreadBridge:
         self._queue: list[Queued] = []
         self._weight = 0
         self._is_woken = self._waits_for_room = False
+        self._drains = False
+        """The loop sends the queue, or waits for room or its next turn to do so."""
         self._taken: deque[Queued] = deque()
         self._full: dict[Target, asyncio.Future[Any]] = {}
         """Entities whose tells wait for room, each with a future that is done when it has room."""
@@ -217,26 +223,36 @@ class ThreadBridge:
         context = None
         if self.tracer is not None and (here := self.tracer.current()) is not self.tracer.plain:
             context = here
-        with self._lock:
-            while (
-                (self._weight > QUEUE_BYTES or target in self._full)
-                and not self._closed
-                and self._error is None
-            ):
-                left = deadline - monotonic()
-                if left <= 0:
-                    raise BufferFull(NO_ROOM)
-                self._room.wait(None if left == math.inf else left)
-            if self._closed and not last:
-                raise LocalProtocolError(CLOSED)
-            if not last:
-                self._raise_error()
-            self._queue.append((item, context))
-            self._weight += size + ITEM_BYTES
+        try:
+            with self._lock:
+                while (
+                    (self._weight > QUEUE_BYTES or target in self._full)
+                    and not self._closed
+                    and self._error is None
+                ):
+                    left = deadline - monotonic()
+                    if left <= 0:
+                        raise BufferFull(NO_ROOM)
+                    self._room.wait(None if left == math.inf else left)
+                if self._closed and not last:
+                    raise LocalProtocolError(CLOSED)
+                if not last:
+                    self._raise_error()
+                self._queue.append((item, context))
+                self._weight += size + ITEM_BYTES
+                if self._is_woken:
+                    return
+                self._is_woken = True
+            self._wake()
+        except BaseException:  # an interrupt may come between the mark and the call
             if self._is_woken:
-                return
-            self._is_woken = True
-        self._loop.call_soon_threadsafe(self._drain, context=contextvars.Context())
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    self._wake()
+            raise
+
+    def _wake(self) -> None:
+        """Let the loop send the queue, unless it does."""
+        self._loop.call_soon_threadsafe(self._begin_to_drain, context=contextvars.Context())
 
     def raise_error(self) -> None:
         """Raise the error of an earlier tell that could not be sent, if no call has raised it."""
@@ -365,11 +381,16 @@ class ThreadBridge:
         else:
             self._failed(error)
 
+    def _begin_to_drain(self) -> None:
+        if not self._drains:
+            self._drains = True
+            self._drain()
+
     def _drain(self) -> None:
         """Send queued items while there is room, TURN_MAX items in one turn."""
         for _ in range(TURN_MAX):
             if not self._taken and not self._take():
-                self._waits_for_room = False
+                self._waits_for_room = self._drains = False
                 return
             item, context = self._taken.popleft()
             if context is None or self.tracer is None:

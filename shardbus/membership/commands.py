@@ -147,7 +147,7 @@ def _set_meta(gossip: Gossip, me: NodeId, name: str, data: bytes) -> tuple[Gossi
         return gossip, error.message
     if me not in gossip.members:
         return gossip, "this node is no member yet"
-    if name not in known and len(known) >= META_MAX:
+    if name not in known and len(known.keys() - {VOTERS_META}) >= META_MAX:
         return gossip, f"there are {META_MAX} names of meta already"
     return gossip.with_meta(me, name, data), ""
 

@@ -25,6 +25,7 @@ from shardbus.routing.instance_sender import Picked
 from shardbus.routing.router import Messages, Sender
 from shardbus.routing.sent import awaited, copied
 from shardbus.routing.traced_sending import TracedSender
+from shardbus.tasks.interrupts import raise_interrupt
 from shardbus.transport.asks import Key
 from shardbus.wire.missing_handlers import no_attribute
 from shardbus.wire.schema import (
@@ -42,7 +43,8 @@ START = "$start"
 NO_ARGUMENTS = encode_value(())
 
 UNPACKABLE = BaseException
-"""A class of the application's may raise anything where it is encoded. Encoding again names it."""
+"""A class of the application's may raise anything where it is encoded. Encoding again names it. An
+interrupt, which a signal raises, goes on."""
 ASK_TIMEOUT_MS = 5000
 """The default deadline of an ask inside a node."""
 TIMEOUT_MAX_S = 3.1536e8
@@ -120,8 +122,8 @@ class Call(Addressed):
             try:
                 packed = self._packed  # calling the attribute takes longer
                 return packed(args)
-            except UNPACKABLE:
-                pass
+            except UNPACKABLE as error:
+                raise_interrupt(error)
         return self._method.encode(args, kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -137,7 +139,8 @@ class Call(Addressed):
             try:
                 packed = self._packed  # calling the attribute takes longer
                 payload = packed(args)
-            except UNPACKABLE:
+            except UNPACKABLE as error:
+                raise_interrupt(error)
                 payload = self._method.encode(args, kwargs)
         return self._sender.ask(
             self._key, self._id, payload, self._timeout_ms, self._method.decode_result
@@ -156,7 +159,8 @@ class Call(Addressed):
             try:
                 packed = self._packed
                 payload = packed(args)
-            except UNPACKABLE:
+            except UNPACKABLE as error:
+                raise_interrupt(error)
                 payload = self._method.encode(args, kwargs)
         out = self._route.out
         if out is None:
@@ -262,7 +266,8 @@ class PickedCall(LoopCall):
             try:
                 packed = self._packed
                 payload = packed(args)
-            except UNPACKABLE:
+            except UNPACKABLE as error:
+                raise_interrupt(error)
                 payload = self._method.encode(args, kwargs)
         picked = self._route
         if picked.version != picked.rows.version:
@@ -300,7 +305,8 @@ class TracedCall(LoopCall):
             try:
                 packed = self._packed
                 payload = packed(args)
-            except UNPACKABLE:
+            except UNPACKABLE as error:
+                raise_interrupt(error)
                 payload = self._method.encode(args, kwargs)
         sender, out = self._sender, self._route.out
         tracer = sender.tracer

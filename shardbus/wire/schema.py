@@ -28,6 +28,7 @@ import msgspec
 from shardbus.error_text import class_name, plain, shown
 from shardbus.errors import ConfigError, SchemaError
 from shardbus.sharding.instances import Instances
+from shardbus.tasks.interrupts import raise_interrupt
 from shardbus.wire.batch import METHOD_MAX
 from shardbus.wire.generic_bases import Bindings, bound, variables_of
 from shardbus.wire.instances import ReadAll, reader_of_many
@@ -66,6 +67,7 @@ def encode_value(value: object) -> bytes:
         if len(payload) > NESTING_MAX:
             check_nesting(payload)
     except BaseException as e:  # a class of the application's may raise anything
+        raise_interrupt(e)
         raise SchemaError(f"cannot send this: {described(e)}") from None
     return payload
 
@@ -85,6 +87,7 @@ def encode_arguments(args: tuple[Any, ...]) -> bytes:
         if len(payload) > NESTING_MAX:
             check_nesting(payload, ARGUMENTS_NESTING_MAX)
     except BaseException as e:  # a class of the application's may raise anything
+        raise_interrupt(e)
         raise SchemaError(f"cannot send this: {described(e)}") from None
     return payload
 
@@ -143,6 +146,7 @@ def _guarded(decode: Decode) -> Decode:
         except msgspec.MsgspecError:
             raise
         except BaseException as e:  # a class of the application's may raise anything
+            raise_interrupt(e)
             raise SchemaError(described(e)) from None
 
     return read
@@ -219,6 +223,7 @@ def answer_encoder(shape: Shape) -> Pack:
         try:
             return pack_whole(value) if type(value) in taken else pack(value)
         except BaseException as e:  # a class of the application's may raise anything
+            raise_interrupt(e)
             raise _refusal("the answer", located(e, value)) from None
 
     return encode
@@ -236,6 +241,7 @@ def encoder(where: str, pack: Pack) -> Pack:
         try:
             return pack(value)
         except BaseException as e:  # a class of the application's may raise anything
+            raise_interrupt(e)
             raise _refusal(where, located(e, value)) from None
 
     return encode
@@ -380,7 +386,8 @@ class Method(msgspec.Struct, frozen=True):
             try:
                 packed = self.pack
                 return packed(args)
-            except BaseException:  # encoding again names the argument
+            except BaseException as e:  # encoding again names the argument
+                raise_interrupt(e)
                 return self._encode(args)
         return encode_arguments(args)
 
@@ -388,6 +395,7 @@ class Method(msgspec.Struct, frozen=True):
         try:
             return self.pack(args)
         except BaseException as e:  # a class of the application's may raise anything
+            raise_interrupt(e)
             names = tuple(parameter.name for parameter in self.parameters)
             raise _refusal(self.name, located(e, args, names)) from None
 

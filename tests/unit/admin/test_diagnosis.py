@@ -202,7 +202,6 @@ FAULTS: list[tuple[Fault, list[tuple[str, str, str]]]] = [
         lambda p: update(p.cluster, voters={"count": "members", "why": "of their version"}),
         [("members-vote", "store", "downing")],
     ),
-    (lambda p: update(p.cluster, voters={"count": "replicas", "ring": 1}), []),
     (lambda p: update(member(p, 1), lag=2.5), [("late", "members", B)]),
     (lambda p: update(member(p, 1), suspended="suspended, because"), [("suspended", "members", B)]),
     (lambda p: update(member(p, 1), time=1030.0), [("clock", "members", B)]),
@@ -367,6 +366,11 @@ MOMENTS: list[tuple[Callable[[Picture, float], object], float, str]] = [
         lambda p, s: update(p.cluster, converged=False, converged_for=s),
         diagnosis.CONVERGE_S,
         "not-converged",
+    ),
+    (
+        lambda p, s: update(p.cluster, voters={"count": "members"}, converged_for=s),
+        diagnosis.CONVERGE_S,
+        "members-vote",
     ),
     (lambda p, s: (no_coordinator(p), changing(p, s)), COORDINATOR_S, "no-coordinator"),
     (

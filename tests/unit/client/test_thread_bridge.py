@@ -408,3 +408,24 @@ def test_the_loop_sends_without_the_context_variables_of_the_thread_that_woke_it
     loop.close()
     assert sender.sent == ["x", "y"]
     assert seen == ["none", "none"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_interrupt_while_a_thread_wakes_the_loop_keeps_no_later_item(
+    queue: Queue, when: str
+) -> None:
+    """As of a time limit that a signal raises in the thread of a task."""
+    wake, interrupts = queue.loop.call_soon_threadsafe, [KeyboardInterrupt()]
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        if when == "after":
+            wake(*args, **options)
+        if interrupts:
+            raise interrupts.pop()
+        return wake(*args, **options) if when == "before" else None
+
+    with patch.object(queue.loop, "call_soon_threadsafe", interrupted):
+        with pytest.raises(KeyboardInterrupt):
+            queue.ask("interrupted")
+        assert queue.ask("next", timeout_ms=int(PATIENCE_S * 1000)) == "next"
+    assert queue.sender.sent == ["interrupted", "next"]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardbus import Entity, ShardBus, handler
 from shardbus.errors import ConfigError
 from shardbus.replication.kinds import (
     KINDS,
@@ -68,6 +69,13 @@ class SharingStore(MemoryStore):
         for change in changes:
             assert change is not None
             await self.values.write(state_name(kind, entity_id), change, 1)  # type: ignore[arg-type]
+
+
+class Alone(Entity):
+    """An entity without instances."""
+
+    @handler
+    def look(self) -> None: ...
 
 
 async def opened() -> SharingStore:
@@ -172,6 +180,12 @@ async def test_an_application_refuses_states_that_its_class_does_not_read() -> N
     flag = line_of_shared(SharedState("hits", "a", "f", (Addition(),)))
     alone = '{"type":"hits","id":"a","shard":"0","version":1,"state":{}}'
     elsewhere = flag.replace("hits", "cart")
+    unshared = ShardBus("lab")
+    unshared.entity("hits")(Alone)
+    with pytest.raises(
+        CommandFailure, match="line 1: the type hits has no state that instances share"
+    ):
+        await import_lines(store, unshared, [flag.encode()], "refuse", write=True)
     for line, why in (
         (flag, "line 1: .*it is a flag, and the class declares a counter"),
         (alone, "line 1: the instances of hits share their states"),

@@ -14,7 +14,7 @@ from shardbus.errors import RemoteProtocolError
 from shardbus.ids import Address, NodeId
 from shardbus.membership import messages as m
 from shardbus.membership.gossip import Gossip
-from shardbus.membership.member import Member, Status
+from shardbus.membership.member import FEATURES, Member, Status
 from shardbus.membership.vector_clock import VectorClock
 from shardbus.membership.vitals import Vitals
 from shardbus.wire.gossip import BODY_MAX, COMPRESSED, FORMAT, decode, encode, kind_of
@@ -92,7 +92,7 @@ def test_a_gossip_port_on_another_host_travels_in_the_features_of_the_member() -
     assert isinstance(again, m.Join)
     assert again.member == elsewhere
     assert again.member.gossip_address == Address("10.0.0.9", 1)
-    assert wire_member(elsewhere).features == ["vitals", "gossip_host=10.0.0.9"]
+    assert wire_member(elsewhere).features == [*FEATURES, "gossip_host=10.0.0.9"]
     bad = wire_member(replace(MEMBER, gossip_host="no host"))
     with pytest.raises(RemoteProtocolError, match="not a host"):
         member_of(A, bad)

@@ -3,6 +3,7 @@ that cannot travel is refused at its declaration, with its place."""
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -308,3 +309,33 @@ def test_check_type_takes_recursive_types() -> None:
 class Tree:
     value: int
     below: list[Tree]
+
+
+@dataclass
+class Interrupting:
+    """Code of it runs where it is sent, and a signal comes then."""
+
+    n: int = 0
+
+    def __post_init__(self) -> None:
+        if self.n:
+            signal.raise_signal(signal.SIGUSR1)
+
+
+def test_an_interrupt_while_a_value_is_sent_is_no_error_of_the_value() -> None:
+    def put(self: object, value: Interrupting) -> None: ...
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    sent = method("put", put)
+    value = Interrupting()
+    value.n = 1
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            sent.encode((value,), {})
+        with pytest.raises(KeyboardInterrupt):
+            sent.pack((value,))
+    finally:
+        signal.signal(signal.SIGUSR1, before)

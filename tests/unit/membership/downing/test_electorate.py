@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shardbus.config.settings import ClusterSettings, DowningSettings
 from shardbus.errors import ConfigError
 from shardbus.ids import NodeId
-from shardbus.membership.commands import check_meta
+from shardbus.membership.commands import apply_command, check_meta
 from shardbus.membership.downing.electorate import (
     MEMBERS,
     Electorate,
@@ -29,7 +29,8 @@ from shardbus.membership.downing.electorate import (
 )
 from shardbus.membership.downing.split import Decision, DowningOutcome, Split, survey
 from shardbus.membership.downing.strategies import keep_majority, static_quorum
-from shardbus.membership.gossip import META_BYTES_MAX, VOTERS_META, Gossip
+from shardbus.membership.events import SetMeta
+from shardbus.membership.gossip import META_BYTES_MAX, META_MAX, VOTERS_META, Gossip
 from shardbus.membership.leader import Leadership
 from shardbus.membership.member import FEATURES, REPLICA, VOTERS, Member, Status
 from shardbus.membership.reachability import Flag, ObserverRow, Reachability
@@ -314,6 +315,11 @@ def test_the_application_neither_writes_nor_sees_them() -> None:
     with pytest.raises(ConfigError, match="own"):
         check_meta(VOTERS_META, b"[]")
     copy = take(cluster(3, (0, 1, 2)), ring_of(1, 0, 1, 2), 2)
+    full = copy
+    for number in range(META_MAX):
+        full, refusal = apply_command(full, NODES[0], SetMeta(f"n{number}", b"x"), 0.0)
+        assert refusal == ""
+    assert apply_command(full, NODES[0], SetMeta("more", b"x"), 0.0)[1] != ""
     shown = view_of(converged(copy), NODES[0])
     assert (dict(shown.meta), shown.electorate) == ({}, electorate_of(copy))
 
