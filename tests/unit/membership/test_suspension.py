@@ -105,6 +105,13 @@ def test_one_way_contact_makes_no_two_majorities() -> None:
         assert all(judged(node, FIVE, far - {node}).valid_until == -inf for node in far)
 
 
+def test_the_same_silence_is_judged_anew_when_the_members_change() -> None:
+    made = judged(B, FIVE, {C, D})
+    assert not made.reason
+    made.update(state(a=UP, b=UP, d=UP, e=UP), T + 2 * LIFE + LIFE / 16)
+    assert made.reason
+
+
 def test_contact_counts_from_the_request_and_not_from_the_reply() -> None:
     three = state(a=UP, b=UP, c=UP)
     made = entered(A, three)

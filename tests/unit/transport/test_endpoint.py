@@ -573,3 +573,22 @@ async def test_expired_asks_are_counted(pair: Pair) -> None:
     pair.tick(pair.client)
     assert answer.exception() is not None
     assert pair.client.asks_timed_out == 1
+
+
+async def test_a_sweep_that_raises_stops_neither_the_owner_nor_the_next_tick(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks: list[int] = []
+    events = EndpointEvents(tick=ticks.append)
+    monkeypatch.setattr(pair.client, "events", events)
+    session = await pair.open()
+    ask(session)
+    monkeypatch.setattr(Session, "expire", lambda session: 1 // 0)
+    for n in (1, 2):
+        pair.now += CoarseClock.TICK_MS / 1000
+        with pytest.raises(ZeroDivisionError):
+            pair.client._tick()
+        assert len(ticks) == n
+        assert pair.client._timer is not None
+        assert not pair.client._timer.cancelled()
+        pair.client._timer.cancel()
