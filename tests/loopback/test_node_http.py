@@ -74,6 +74,7 @@ async def test_the_cluster(nodes: Nodes) -> None:
             "suspended": None,
             "other_clusters": [],
             "rival": None,
+            "voters": None,
             "stopping": None,
         }
 

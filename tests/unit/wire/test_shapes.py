@@ -31,7 +31,7 @@ from shardbus.wire.shapes import shape_of
 from shardbus.wire.values import pack_whole
 from tests.unit.wire.declared_values import Colour, Item, Level, Line, LongLine, Word
 
-ERRORS = (ValueError, KeyError, SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration)
+ERRORS = (ValueError, KeyError, SystemExit, GeneratorExit, StopIteration)
 
 
 def handler_of(declared_type: Any) -> Method:
