@@ -1,7 +1,7 @@
 # Every target sets up .venv by itself. Needed: make, and Python 3.11 or later.
 #
 #   make demo [STORE=redis://...]   a month of flights through a cluster that changes
-#   make test                       some seven minutes on two idle cores; before every commit
+#   make test                       some six minutes on two idle cores; before every commit
 #   make test-long                  the tests marked long, and more examples for the generated ones
 #   make test-soak                  the tests marked soak: more seeds, longer histories, larger clusters; hours
 #   make test-pythons [ENVIRONMENTS='3.13 lowest']
