@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -53,7 +52,6 @@ BATCH_CALLS = 512
 BATCH_BYTES = 4 * 1024 * 1024
 FIRST_PAUSE_S = 0.01
 LONGEST_PAUSE_S = 0.2
-_RUN_ID = re.compile(rb"run_id:(\w+)")
 
 
 class NotSynced(Exception):
@@ -518,19 +516,25 @@ class RedisLink:
 
 async def run_id_of(client: RedisClient) -> str:
     """Return the run id of the server at the other end of the connection, empty if it hides it."""
-    [answer] = await _exchange(client, [("INFO", "server")])
-    if isinstance(answer, dict):  # as the client library reads it
-        return str(answer.get("run_id", ""))
-    found = _RUN_ID.search(answer) if isinstance(answer, bytes) else None
-    return found[1].decode() if found is not None else ""
+    return await _info(client, "server", "run_id")
 
 
 async def is_master(client: RedisClient) -> bool:
     """True if the server at the other end of the connection says so."""
-    [answer] = await _exchange(client, [("INFO", "replication")])
+    return await _info(client, "replication", "role") == "master"
+
+
+async def _info(client: RedisClient, section: str, name: str) -> str:
+    """Return a field of INFO, empty if the server hides it."""
+    [answer] = await _exchange(client, [("INFO", section)])
     if isinstance(answer, dict):  # as the client library reads it
-        return answer.get("role") == "master"
-    return isinstance(answer, bytes) and b"role:master" in answer
+        return str(answer.get(name, ""))
+    lines = answer.splitlines() if isinstance(answer, bytes) else ()
+    begin = f"{name}:".encode()
+    return next(
+        (line[len(begin) :].decode(errors="replace") for line in lines if line.startswith(begin)),
+        "",
+    )
 
 
 async def _exchange(client: RedisClient, commands: list[tuple[Value, ...]]) -> list[Any]:
