@@ -170,6 +170,13 @@ turns: replica_disk_failed path error: the replica ends: its disk %s failed: %s
 joining: replica_not_in_ring replica reason: the replica %s has a blank disk, and is not in the
     ring: %s
 joining: replica_disk_replaced replica ring: the replica %s has its blank disk in ring %d
+joining: replica_is_spare replica: the replica %s is a spare: it has no rows until a ring has it
+joining: replica_gives_way replica spare: the replica %s is away for long: the spare %s takes its
+    place
+joining: replica_stays replica reason: the replica %s is away, and its replacement waits for %s
+joining: replica_not_replaced replica spare reason: the replica %s has not given way to the spare
+    %s: %s
+joining: store_ring_changed ring replicas: ring %d of the store has the replicas %s
 replicated: store_founded_anew url: %s was founded anew: acknowledged saves may be lost
 replicated_data: values_may_be_missed r w replicas: data.r is %s and data.w is %s: of %d replicas, a
     get may miss an acknowledged put

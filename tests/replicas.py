@@ -11,7 +11,7 @@ from pathlib import Path
 from shardbus.ids import Address
 from shardbus.replica.disk import Disk
 from shardbus.replica.memory_disk import MemoryDisk
-from shardbus.replica.server import ReplicaServer
+from shardbus.replica.server import ReplicaServer, RingPart
 from shardbus.store.replicated import ReplicatedStore
 from shardbus.transport.zmq.network import ZmqNetwork
 from tests.ports import free_port
@@ -29,6 +29,9 @@ class Replicas:
         self.peers: tuple[Address, ...] = ()
         """The addresses by the settings, if they are others."""
         self.repair = 60.0
+        self.members, self.repair_after = 0, 0.0
+        self.zones = ""
+        """A letter for each replica."""
         self.in_memory = False
         self.failures: list[str] = []
         self.servers: dict[int, tuple[ReplicaServer, ZmqNetwork]] = {}
@@ -41,6 +44,11 @@ class Replicas:
             server = ReplicaServer(
                 CLUSTER, me, self.peers or self.addresses, disk, network,
                 joining=ZmqNetwork, repair=self.repair, on_failed=self.failures.append,
+                part=RingPart(
+                    zone=self.zones[number : number + 1],
+                    members=self.members,
+                    repair_after=self.repair_after,
+                ),
             )  # fmt: skip
             server.open()
             network.open(asyncio.get_running_loop())

@@ -49,7 +49,8 @@ if TYPE_CHECKING:
     from shardbus.store.ring_change import Step
 
 COLUMNS = (
-    "address", "state", "disk", "ring", "rows", "memory", "log", "starts", "repaired", "waits for",
+    "address", "zone", "state", "disk", "ring", "rows", "memory", "log", "starts", "repaired",
+    "waits for",
 )  # fmt: skip
 CHANGE_S = 60.0
 
@@ -211,21 +212,25 @@ def _change(
 
     from shardbus.errors import ConfigError, StoreError
     from shardbus.ids import Address
+    from shardbus.replication.ring import zones_left
     from shardbus.store.ring_change import RingOperator
 
-    async def change(replica: Address) -> ReplicaRing:
+    async def change(replica: Address) -> tuple[ReplicaRing, list[str]]:
         addresses = dict.fromkeys((*peers_of(settings), replica))
         operator = RingOperator(cluster, addresses, network_of(settings), _waits)
-        return await operator.change(step(replica), wait)
+        ring = await operator.change(step(replica), wait)
+        return ring, zones_left([member.zone for member in ring.members], operator.zones)
 
     try:
-        ring = asyncio.run(change(Address.parse(address)))
+        ring, left = asyncio.run(change(Address.parse(address)))
     except ConfigError as refused:
         raise CommandFailure(refused.message, refused.hint, code=ExitCode.USAGE) from refused
     except StoreError as refused:
         raise CommandFailure(refused.message, refused.hint, code=ExitCode.FAILED) from refused
     members = ",".join(member.address for member in ring.members)
     output.note(f"ring {ring.number}: cluster://{members}")
+    if left:
+        output.note(f"two of these are in one zone, and none is in {', '.join(left)}")
 
 
 def _waits(why: str) -> None:
@@ -251,6 +256,7 @@ async def _ask(
 def _row(facts: Mapping[str, Any]) -> dict[str, object]:
     return {
         "address": facts["address"],
+        "zone": facts.get("zone", ""),
         "state": facts["state"],
         "disk": facts.get("disk", ""),
         "ring": facts.get("ring", ""),
@@ -259,5 +265,5 @@ def _row(facts: Mapping[str, Any]) -> dict[str, object]:
         "log": facts.get("log_bytes", ""),
         "starts": facts.get("starts", ""),
         "repaired": facts.get("repairs", {}).get("rows", 0) if "repairs" in facts else "",
-        "waits for": facts.get("waits_for", ""),
+        "waits for": facts.get("waits_for") or facts.get("repair", ""),
     }

@@ -57,6 +57,7 @@ def replica_options(settings: Settings, cluster: str) -> ReplicaOptions:
         replica_plan,
     )
     from shardbus.replica.run import ReplicaOptions
+    from shardbus.replica.server import RingPart
 
     if not is_replicated(settings.store.url):
         raise CommandFailure(
@@ -81,7 +82,7 @@ def replica_options(settings: Settings, cluster: str) -> ReplicaOptions:
         path=Path(store.path) if store.path else default_path(cluster, plan.port),
         memory=store.memory,
         log_bytes=store.log_bytes,
-        may_found=settings.cluster.new_cluster,
+        part=RingPart(settings.cluster.new_cluster, node.zone, store.replicas, store.repair_after),
         repair=store.repair_interval,
         security=settings.security,
         in_memory=is_in_memory(store.url),

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from shardbus.quantities import counted
+from shardbus.replication.ring import zones_left
 
 if TYPE_CHECKING:
     from shardbus.store.protocol import StoredTable
@@ -143,6 +144,8 @@ ADVICE = {
     " saves go on while a majority serves",
     "replica-behind": "its machine or its links are overloaded, or rows differ and stay so: see"
     " `shardbus store verify`; until it has, a save may be on a bare majority",
+    "same-zone": "a fault of that zone takes several replicas: start one in the other zone, take it"
+    " in by `shardbus store add`, and take this one out by `shardbus store remove`",
     "members-vote": "after a split the side that stays may be without a store: bring all members to"
     " one version, and run replicas with nodes (docs/downing.md)",
     "value-conflicts": "each put after an old version adds one: put after the version of a new"
@@ -431,6 +434,7 @@ def _store(picture: Picture) -> Iterator[Finding]:
         what = f"count members, not replicas: {voters.get('why')}"
         yield Finding("members-vote", STORE, "downing", what)
     yield from _replicas(picture.answers.values())
+    yield from _zones(picture)
     yield from _conflicts(picture.answers.values())
     store = picture.checkup.get("store", {})
     if store and not store.get("answers"):
@@ -453,6 +457,22 @@ def _replicas(rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
     for address, age in sorted(behind.items()):
         what = f"has not compared all its rows with every other replica for {age:.0f} s"
         yield Finding("replica-behind", STORE, address, what)
+
+
+def _zones(picture: Picture) -> Iterator[Finding]:
+    """Find a replica that shares its zone with another one, while nodes are in a zone without
+    any."""
+    zones = {str(row.get("zone", "")) for row in picture.members}
+    for row in picture.answers.values():
+        members: Mapping[str, str] = row.get("replica_zones") or {}
+        left = zones_left(list(members.values()), zones)
+        shared = Counter(members.values())
+        if left:
+            address = max(members, key=lambda each: (shared[members[each]], each))
+            zone = members[address] or "no zone"
+            what = f"is in {zone}, as another replica, and none is in {', '.join(left)}"
+            yield Finding("same-zone", STORE, address, what)
+            return
 
 
 def _conflicts(rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:

@@ -353,6 +353,11 @@ REPLICA_REPAIR_AGE = _store.gauge(
     "since this node's replica had last compared all rows with every other replica, and got what "
     "it had missed; it grows while a replica is away",
 )
+REPLICA_SPARES = _store.gauge(
+    "replica_spares",
+    "replicas of `cluster://` in this node's reach that hold nothing, and wait to come into the "
+    "ring; none with another store",
+)
 
 # ---- the cluster
 

@@ -23,7 +23,7 @@ from prometheus_client.core import (
 from shardbus.admin import metric_catalogue as catalogue
 from shardbus.admin.brief import drops_of
 from shardbus.admin.metric_catalogue import PREFIX, MetricDeclaration
-from shardbus.admin.own_replica import own_repairs
+from shardbus.admin.own_replica import own_repairs, spares
 from shardbus.admin.queues import queue_sizes
 from shardbus.deliveries.producer import DeliveryEnd
 from shardbus.entities.merging import MergedStates
@@ -310,11 +310,15 @@ class _Collector:
             rows.add_metric([], repairs.get("rows", 0))
             volume.add_metric([], repairs.get("bytes", 0))
             age.add_metric([], repairs["age"])
+        waiting = _gauge(catalogue.REPLICA_SPARES)
+        if (spare := spares(node)) is not None:
+            waiting.add_metric([], spare)
         cost, pod = _gauge(catalogue.POD_DELETION_COST), node.reports.pod_cost
         if pod is not None and pod.written is not None:
             cost.add_metric([], pod.written)
         refused = _plain_counter(catalogue.KUBERNETES_ERRORS, pod.failures if pod else 0)
-        return [lag, vitals, failed, errors, values, rows, volume, age, cost, refused, build]
+        replicas = [rows, volume, age, waiting]
+        return [lag, vitals, failed, errors, values, *replicas, cost, refused, build]
 
 
 def _buckets(counts: Iterable[int]) -> list[tuple[str, float]]:

@@ -27,6 +27,18 @@ def own_repairs(node: Node) -> dict[str, float]:
     return {} if row is None else cast("dict[str, float]", row["repairs"])
 
 
+def spares(node: Node) -> int | None:
+    """Return the number of spares in reach, None without a store inside the cluster."""
+    rows = replicas_of(node.store)
+    return sum(bool(row["spare"]) for row in rows) if rows else None
+
+
+def replica_zones(node: Node) -> dict[str, str]:
+    """Return the zone of each replica of the ring, by address."""
+    rows = [row for row in replicas_of(node.store) if row["member"]]
+    return {str(row["address"]): str(row["zone"]) for row in rows}
+
+
 def replicas_behind(node: Node) -> dict[str, float]:
     """Return the replicas that serve, and have compared their rows with all others for the last
     time more than `BEHIND_INTERVALS` repair intervals ago, each with these seconds. While a replica

@@ -6,6 +6,9 @@
 
 With `?durability=memory` replicas keep no log: the rows of one are lost when it ends.
 
+`store.replicas` of these have the rows, and the others are spares: which ones, the first start and
+`shardbus store add` decide, and with `store.repair_after` the replicas themselves.
+
 A replica listens at `store.port`, by default the first port after its node's: node.port + 2, and
 with `--workers N` node.port + 2 N. A seed names a node, so its replica's port is as far from the
 seed's port as it is here. All replicas of a store are started with the same addresses.
@@ -75,7 +78,7 @@ def replica_plan(settings: Settings, workers: int = 1) -> ReplicaPlan:
     """Return the replicas that these settings name. `workers`: the nodes of the unit.
 
     Raises:
-        ConfigError: they name none, or another number than `store.replicas`.
+        ConfigError: they name none, or fewer than `store.replicas`.
     """
     node, store = settings.node, settings.store
     is_in_memory(store.url)
@@ -92,7 +95,7 @@ def replica_plan(settings: Settings, workers: int = 1) -> ReplicaPlan:
     nodes = seeds.addresses or (own,)
     peers = named or tuple(_moved(address, apart) for address in nodes)
     peers = tuple(sorted(set(peers)))
-    if len(peers) != store.replicas:
+    if len(peers) < store.replicas:
         names = "store.url" if named else "node.seeds" if node.seeds else "this node alone"
         raise ConfigError(
             f"store.replicas is {store.replicas}, and {names} names {len(peers)}",

@@ -534,13 +534,18 @@ class StoreSettings:
     start_timeout: float = seconds(
         30.0, "for the store to answer when a node starts; off waits without end", off=True
     )
-    replicas: int = count(3, "replicas of cluster://, each a process with a disk", high=9)
+    replicas: int = count(
+        3, "replicas that hold a new store of cluster://; the others are spares", high=9
+    )
     path: str = text("", "directory of this replica; empty is one in the user's state directory")
     port: int = count(
         0, "port of this replica; 0 is the first after those of the node", low=0, high=65535
     )
     repair_interval: float = seconds(
         60.0, "between two comparisons of a replica's rows with others'"
+    )
+    repair_after: float = seconds(
+        0.0, "away, before a replica gives way to a spare in the ring", low=5.0, off=True
     )
     memory: int = size(2**30, "rows of a replica in memory; then it takes no more", low=2**20)
     log_bytes: int = size(2**28, "log of a replica, at which its rows are written anew", low=2**20)

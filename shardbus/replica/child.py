@@ -66,7 +66,7 @@ def with_replicas(settings: Settings, workers: int = 1) -> tuple[Settings, bool]
     them is this process's own. Settings of another store stay. `workers`: the nodes of the unit.
 
     Raises:
-        ConfigError: they name no replicas, or another number than `store.replicas`.
+        ConfigError: they name no replicas, or fewer than `store.replicas`.
     """
     if not is_replicated(settings.store.url):
         return settings, False

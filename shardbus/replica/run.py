@@ -32,7 +32,7 @@ from shardbus.guarded_log import GuardedLog
 from shardbus.ids import Address
 from shardbus.replica.disk import Disk
 from shardbus.replica.memory_disk import MemoryDisk
-from shardbus.replica.server import ReplicaKeys, ReplicaServer
+from shardbus.replica.server import ReplicaKeys, ReplicaServer, RingPart
 from shardbus.transport.permissions import Role
 from shardbus.transport.zmq.curve import Keyring
 from shardbus.transport.zmq.network import ZmqNetwork
@@ -60,7 +60,7 @@ class ReplicaOptions(msgspec.Struct, frozen=True):
     path: Path
     memory: int
     log_bytes: int
-    may_found: bool
+    part: RingPart
     repair: float
     security: SecuritySettings
     in_memory: bool = False
@@ -95,7 +95,7 @@ def run_replica(
             disk,
             network,
             memory=options.memory,
-            may_found=options.may_found,
+            part=options.part,
             keys=ReplicaKeys(partial(_admits, keyring), partial(_rekey_soon, network, keyring)),
             on_failed=failures.append,
             joining=lambda: ZmqNetwork(

@@ -5,7 +5,7 @@
     a CALL of a newer one   ──> WANTED: the store sends the ring (ADOPT)
 
 Whether the replica serves is `standing`; the rows that disks owe each other are `exchange`; the
-reports between replicas are `peers`; how a blank disk comes into the ring is `joining`.
+reports between replicas are `peers`; how a blank disk or a spare comes into the ring is `joining`.
 
 **Memory.** Rows are in memory, as many as fit into `memory` bytes. Beyond that, a request that
 makes a row, or one longer, is refused as `full`; all others are served. Rows of other disks are
@@ -75,6 +75,17 @@ REPAIR_S = 60.0
 RUN_BITS = 62
 
 
+class RingPart(NamedTuple):
+    """The part of a replica in its ring. `may_found`: it may found a store. `zone`: where it runs.
+    `members`: the disks of a new store, 0 for one of each replica. `repair_after`: seconds after
+    which a member that is away gives way to a spare; 0 for never."""
+
+    may_found: bool = True
+    zone: str = ""
+    members: int = 0
+    repair_after: float = 0.0
+
+
 class ReplicaKeys(NamedTuple):
     """The keys of a replica's process. `admits(user)`: True for the name that authentication gave a
     peer that may speak to it. `reload()`: reads the file again, soon; a node asks for it."""
@@ -91,7 +102,7 @@ class ReplicaServer:
         me: the address of this replica.
         peers: the addresses of all replicas of the store, this one included.
         memory: bytes for rows.
-        may_found: this replica may found a store.
+        part: its part in the ring.
         keys: which peers may speak to a replica, and how it reads its keys again.
         on_failed: called once when the disk can be used no longer; with the reason.
         joining: brings a blank disk into the ring; None leaves it to operators.
@@ -107,7 +118,7 @@ class ReplicaServer:
         network: Network,
         *,
         memory: int = 2**30,
-        may_found: bool = True,
+        part: RingPart = RingPart(),  # noqa: B008  (it is immutable)
         keys: ReplicaKeys | None = None,
         on_failed: Callable[[str], None] = lambda why: None,
         clock: Callable[[], float] = suspend_clock,
@@ -116,7 +127,7 @@ class ReplicaServer:
     ) -> None:
         self.me, self.addresses, self._disk, self._network = me, tuple(peers), disk, network
         self._mark = cluster_mark(cluster)
-        self._memory, self._may_found = memory, may_found
+        self._memory, self._part = memory, part
         self._keys, self._on_failed, self._clock = keys or ReplicaKeys(), on_failed, clock
         self._repair = repair
         self.counts: Counter[str] = Counter()
@@ -154,9 +165,11 @@ class ReplicaServer:
             time.perf_counter() - began,
         )  # fmt: skip
         stored, place = self._read_state, self._place
+        part = self._part
         founding = Founding(
-            self.me, self.addresses, self._disk.id, stored.ring, stored.founded, self._may_found
-        )
+            self.me, self.addresses, self._disk.id, stored.ring, stored.founded, part.may_found,
+            part.zone, part.members,
+        )  # fmt: skip
         self._standing = Standing(founding, place, stored, secrets.randbits(RUN_BITS))
         self._standing.advance(self._clock())
         standing = self._standing
@@ -168,7 +181,7 @@ class ReplicaServer:
             self._repair,
         )  # fmt: skip
         self._peers = ReplicaPeers(
-            self._mark, self.me, self._report, lambda: self.waits_for, self._on_answer,
+            self._mark, self.me, self._report, self._awaited, self._on_answer,
             self._exchange.repair_soon, standing.on_silent, self._on_tick, self._drop,
         )  # fmt: skip
 
@@ -226,6 +239,10 @@ class ReplicaServer:
         """The replicas for which this one waits, and why; empty if it serves."""
         return self._standing.waits_for(self._turns.stored)
 
+    def _awaited(self) -> str:
+        """Return the wait to be logged now and then. A spare may wait for ever."""
+        return "" if self._standing.is_spare else self.waits_for
+
     def _others(self) -> list[Address]:
         """The addresses of the other replicas: by the settings, and by the ring."""
         ring, seen = self._standing.ring, self._standing.addresses
@@ -280,7 +297,10 @@ class ReplicaServer:
             case ReplicaFrame.REKEY:
                 self._keys.reload()
             case ReplicaFrame.SHOW:
-                shown = ShownBody(self._turns.status, self._standing.life.votes, self.waits_for)
+                standing = self._standing
+                zone = standing.founding.zone
+                status, votes = self._turns.status, standing.life.votes
+                shown = ShownBody(status, votes, self.waits_for, zone)
                 self._send(connection, ReplicaFrame.SHOWN, encode_body(shown))
             case _:
                 self._drop("unexpected")
@@ -419,7 +439,7 @@ class ReplicaServer:
     # ---- other replicas
 
     def _report(self) -> bytes:
-        return encode_body(self._standing.report(self._turns.stored, None))
+        return encode_body(self._standing.report(self._turns.stored, None, self._clock()))
 
     def _on_report(self, body: bytes, connection: bytes | None) -> None:
         """Take a report, and answer it after the sync if it came by the listener."""
@@ -429,7 +449,7 @@ class ReplicaServer:
         if connection is not None and not report.answers:
 
             def answer() -> None:
-                answering = self._standing.report(self._turns.stored, verdict)
+                answering = self._standing.report(self._turns.stored, verdict, self._clock())
                 self._send(connection, ReplicaFrame.REPORT, encode_body(answering))
 
             self._turns.after_sync(answer)
@@ -474,9 +494,21 @@ class ReplicaServer:
         self._peers.connect_to(self._others())
         if why := standing.is_lost(now):
             self._give_up(why)
-        elif self._joining is not None and standing.founding.stands_beside_a_store:
-            standing.joining = self._joining.progress
-            self._joining.begin(self.me, self._disk.id, self._others())
+        elif self._joining is not None:
+            self._change_ring(self._joining, now)
+
+    def _change_ring(self, joining: Joining, now: float) -> None:
+        """Bring a blank disk into the ring, or a spare in place of a member that is away."""
+        standing = self._standing
+        if standing.founding.stands_beside_a_store and not standing.is_spare:
+            standing.joining = joining.progress
+            joining.begin(self.me, self._disk.id, self._others())
+            return
+        if standing.is_spare:
+            joining.note_spare(self.me)
+            return
+        repair = standing.repair(now, self._turns.stored, self._part.repair_after)
+        joining.repair(repair, self._others())
 
     def _note_serving(self) -> None:
         if self.serves and not self._has_served:
@@ -521,6 +553,8 @@ class ReplicaServer:
             "starts": standing.starts,
             "state": "failed" if self._turns.failed else state.value,
             "waits_for": self.waits_for,
+            "zone": standing.founding.zone,
+            "repair": self._joining.repairs if self._joining is not None else "",
             "replicas": [str(peer) for peer in self.addresses],
             "ring": place.ring.number,
             "members": [member.address or f"{member.disk:016x}" for member in place.ring.members],

@@ -11,9 +11,10 @@ A replica serves while all of this holds:
                is of a store of its own
 
 A blank disk beside a founded store, and a disk that a ring has left out, come in by a change of the
-ring: by themselves in place of the lost disk of their address (`joining`), else by an operator. A
-disk that was left out has rows on which no majority rests. It is given up like a refused one, so
-that a blank one follows it.
+ring: by themselves in place of the lost disk of their address (`joining`). At any other address a
+blank one is a *spare*: an operator takes it in, or the members do in place of one that is away for
+long (`ring_repair`). A disk that was left out has rows on which no majority rests. It is given up
+like a refused one, so that a blank one follows it.
 
 Every report carries the counter and the run of the disk; the answer has the verdict. A ring that a
 report shows is adopted, if it is newer, and of this store. The changes that a report makes are
@@ -27,19 +28,29 @@ from __future__ import annotations
 from enum import Enum
 
 from shardbus.ids import Address
-from shardbus.replication.disk_life import DiskLife, DiskRegistry, DiskShown, DiskVerdict
+from shardbus.replication.disk_life import (
+    SILENT_S,
+    DiskLife,
+    DiskRegistry,
+    DiskShown,
+    DiskVerdict,
+)
 from shardbus.replication.founding import DiskReport, Founding, FoundingState
 from shardbus.replication.moves import AskDisk, RingDisk
-from shardbus.replication.ring import NO_RING, ReplicaRing, is_related, places_of
+from shardbus.replication.ring import NO_RING, ReplicaRing, RingMember, is_related, places_of
+from shardbus.replication.ring_repair import GivesWay, RepairWaits, Sight, ring_repair
 from shardbus.replication.values import PARTITIONS
 from shardbus.wire.disk_frames import DiskState
 from shardbus.wire.replica_frames import ReportBody
+
+_SPARE = "an operator, as a spare: shardbus store add {} (it is not in ring {})"
 
 
 class ReplicaState(Enum):
     """The state of a replica, as `store status` shows it."""
 
     BLANK = "blank"
+    SPARE = "spare"
     NAMED = "named"
     WAITING = "waiting"
     MERGING = "merging"
@@ -66,6 +77,11 @@ class Standing:
         """Where each other disk was last seen."""
         self._runs: dict[Address, tuple[int, int]] = {}
         """The disk and the run of each other replica."""
+        self._heard: dict[int, float] = {}
+        """When each other disk of the ring was seen last, or missed first."""
+        self._sights: dict[int, tuple[float, ReportBody]] = {}
+        """The last report of each disk in reach, and when it came."""
+        self._ticked = 0.0
         self.joining = ""
         """Progress of the change that brings this blank disk into the ring."""
 
@@ -121,6 +137,46 @@ class Standing:
         return (ring.disks | ring.former.disks) - self.addresses.keys() - {self.place.disk}
 
     @property
+    def is_spare(self) -> bool:
+        """True if this blank disk is beside a founded store that has no disk at its address."""
+        founding = self.founding
+        if not founding.stands_beside_a_store or founding.is_copied:
+            return False
+        return not {str(founding.me), ""} & {member.address for member in self._seen_ring.members}
+
+    @property
+    def _seen_ring(self) -> ReplicaRing:
+        """The newest ring that another replica has reported."""
+        rings = (report.ring for report in self.founding.reports.values() if report.founded)
+        return max(rings, key=lambda ring: ring.number, default=NO_RING)
+
+    def repair(self, now: float, stored: DiskState, after: float) -> GivesWay | RepairWaits | None:
+        """Decide whether a member of the ring gives way to a spare (`ring_repair`)."""
+        ring, disk = self.place.ring, self.place.disk
+        if not after or not self.serves(stored):
+            return None
+        reports = [report for at, report in self._sights.values() if now - at <= SILENT_S]
+        sights = {
+            report.disk: Sight(report.ring.number, report.votes, report.away)
+            for report in reports
+            if report.disk in ring.disks
+        }
+        sights[disk] = Sight(ring.number, True, self._missed(now))
+        addresses = {member.address for member in ring.members}
+        spares = [
+            RingMember(report.disk, report.zone, report.sender)
+            for report in reports
+            if report.ring == NO_RING and report.sender not in addresses
+        ]
+        return ring_repair(ring, disk, sights, spares, after)
+
+    def _missed(self, now: float) -> dict[int, float]:
+        """Return the other disks of the ring that were not seen of late, and for how long."""
+        disks = self.place.ring.disks - {self.place.disk}
+        self._heard = {disk: self._heard.get(disk, now) for disk in disks}
+        return {disk: now - at for disk, at in self._heard.items() if now - at > SILENT_S}
+
+    @property
     def unmerged(self) -> int:
         """The partitions that this disk holds, and does not vote in yet."""
         if len(self.place.voting) == PARTITIONS:
@@ -152,12 +208,15 @@ class Standing:
         accepts = self.registry.answer(shown, now)
         if report.disk != self.place.disk:
             self.addresses[report.disk] = sender
+            self._heard[report.disk] = now
+            self._sights[report.disk] = now, report
         self._runs[sender] = report.disk, report.run
         if report.verdict is not None:
             self.life.on_verdict(report.verdict, self.ring.disks, now)
         effects = self.adopt(report.ring, now) if report.ring.number > 1 else []
         self.founding.on_report(
-            sender, DiskReport(report.disk, report.ring, report.founded, report.peers)
+            sender,
+            DiskReport(report.disk, report.ring, report.founded, report.peers, report.zone),
         )
         self.advance(now)
         votes = self.serves(stored)
@@ -172,6 +231,7 @@ class Standing:
             self.registry.closed(disk, run)
             if self.addresses.get(disk) == peer:
                 del self.addresses[disk]
+                self._sights.pop(disk, None)
 
     def adopt(self, ring: ReplicaRing, now: float) -> list[AskDisk]:
         """Take a later ring of this store; another one changes nothing."""
@@ -185,11 +245,15 @@ class Standing:
         return effects
 
     def tick(self, now: float, stored: DiskState) -> None:
-        """Show the stored counter, and judge the answers to it."""
+        """Show the stored counter, and judge the answers to it. A process that did not run for a
+        while, as on a machine that slept, has missed no disk meanwhile."""
+        if now - self._ticked > SILENT_S:
+            self._heard.clear()
+        self._ticked = now
         self.life.show(stored.counter, now)
         self.life.judge(self.ring.disks, now)
 
-    def report(self, stored: DiskState, verdict: DiskVerdict | None) -> ReportBody:
+    def report(self, stored: DiskState, verdict: DiskVerdict | None, now: float) -> ReportBody:
         """Return the report of this disk, with the facts that it has stored; with a verdict it is
         an answer."""
         founding = self.founding
@@ -204,6 +268,8 @@ class Standing:
             self.life.run,
             self.serves(stored),
             verdict,
+            founding.zone,
+            self._missed(now),
         )
 
     # ---- for people
@@ -211,7 +277,7 @@ class Standing:
     def replica_state(self, stored: DiskState) -> ReplicaState:
         """The state of this replica."""
         if self.founding.state is FoundingState.BLANK:
-            return ReplicaState.BLANK
+            return ReplicaState.SPARE if self.is_spare else ReplicaState.BLANK
         if not stored.founded:
             return ReplicaState.NAMED
         if self.serves(stored):
@@ -223,6 +289,8 @@ class Standing:
         if self.serves(stored):
             return ""
         founding = self.founding
+        if self.is_spare:
+            return _SPARE.format(founding.me, self._seen_ring.number)
         if founding.stands_beside_a_store and not founding.is_copied:
             return self.joining or "a change of the ring that takes this blank disk in"
         if not stored.founded or founding.is_copied:

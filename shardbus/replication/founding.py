@@ -15,8 +15,12 @@ reports the state of its disk to each other one:
 
 Only the replica of the first address makes a ring, and only with every disk in sight. So there is
 one ring at most: a replica whose disk was lost finds others that have a ring without its new disk,
-and stays BLANK. Nothing is served before all disks have the ring, so a store that was served is
-known to every disk of it, and a majority that starts anew never meets as blank ones.
+and stays BLANK. Nothing is served before all disks of the ring have it, so a store that was served
+is known to every disk of it, and a majority that starts anew never meets as blank ones.
+
+**Spares.** The list may name more replicas than the store has disks. The first replica takes itself
+and others into ring 1, in as many zones as there are; those that are left over stay BLANK. They are
+in sight when the ring is made, as all others are, and are not waited for afterwards.
 
 A replica stores each change before it reports it. It waits as long as it takes; `waits_for` names
 the others, with the reason. If a disk is lost between NAMED and FOUNDED, the ring names a disk that
@@ -38,7 +42,14 @@ from enum import Enum
 import msgspec
 
 from shardbus.ids import Address
-from shardbus.replication.ring import NO_RING, ReplicaRing, RingMember, first_ring, is_related
+from shardbus.replication.ring import (
+    NO_RING,
+    ReplicaRing,
+    RingMember,
+    first_ring,
+    founders,
+    is_related,
+)
 
 
 class FoundingState(Enum):
@@ -51,12 +62,13 @@ class FoundingState(Enum):
 
 class DiskReport(msgspec.Struct, frozen=True):
     """A replica's report of its disk. `ring`: the disks of the store, NO_RING if BLANK. `peers`:
-    the addresses that the replica was started with."""
+    the addresses that the replica was started with. `zone`: where it runs."""
 
     disk: int
     ring: ReplicaRing
     founded: bool
     peers: tuple[str, ...]
+    zone: str = ""
 
 
 class Founding(msgspec.Struct):
@@ -69,6 +81,8 @@ class Founding(msgspec.Struct):
         ring: the disks of the store, as this disk has stored them; NO_RING if it has not.
         founded: this disk has stored that all have.
         may_found: this replica may make a ring.
+        zone: where this replica runs.
+        members: the disks of ring 1; 0 for one of each replica.
     """
 
     me: Address
@@ -77,6 +91,8 @@ class Founding(msgspec.Struct):
     ring: ReplicaRing = NO_RING
     founded: bool = False
     may_found: bool = True
+    zone: str = ""
+    members: int = 0
     reports: dict[Address, DiskReport] = msgspec.field(default_factory=dict)
     """The last report of each other replica."""
 
@@ -90,7 +106,8 @@ class Founding(msgspec.Struct):
     @property
     def report(self) -> DiskReport:
         """The report of this replica to the others."""
-        return DiskReport(self.disk, self.ring, self.founded, tuple(map(str, self.peers)))
+        peers = tuple(map(str, self.peers))
+        return DiskReport(self.disk, self.ring, self.founded, peers, self.zone)
 
     def on_report(self, sender: Address, report: DiskReport) -> bool:
         """Take the report of another replica. Returns True if this disk must store its state."""
@@ -141,21 +158,18 @@ class Founding(msgspec.Struct):
         """Return a ring of all disks, if this replica makes it, and all are in sight and blank."""
         if self.me != self.peers[0] or not self.may_found or self.waits_for:
             return NO_RING
-        disks = {report.disk: str(peer) for peer, report in self.reports.items()}
-        disks[self.disk] = str(self.me)
-        members = tuple(RingMember(disk, address=address) for disk, address in disks.items())
-        if len(members) != len(self.peers):  # one disk is there twice
-            return NO_RING
+        me = RingMember(self.disk, self.zone, str(self.me))
+        others = [RingMember(r.disk, r.zone, str(peer)) for peer, r in self.reports.items()]
+        if len({me.disk, *(other.disk for other in others)}) != len(self.peers):
+            return NO_RING  # one disk is there twice
+        members = founders(me, others, self.members or len(self.peers))
         return first_ring(members, len(members))
 
     def _all_have_it(self) -> bool:
-        others = [self.reports.get(peer) for peer in self.peers if peer != self.me]
-        same = [report is not None and report.ring == self.ring for report in others]
-        served = any(
-            report is not None and report.founded and is_related(report.ring, self.ring)
-            for report in others
-        )
-        return served or all(same)
+        reports = self.reports.values()
+        same = {report.disk for report in reports if report.ring == self.ring} | {self.disk}
+        served = any(report.founded and is_related(report.ring, self.ring) for report in reports)
+        return served or same >= self.ring.disks
 
     @property
     def waits_for(self) -> Mapping[Address, str]:
@@ -167,14 +181,21 @@ class Founding(msgspec.Struct):
 
     def _reason(self, peer: Address) -> str:
         report = self.reports.get(peer)
+        if report is not None and report.disk == self.disk:
+            return "its disk is a copy of this one"
+        if self._leaves_out(peer):
+            return ""
         if report is None:
             return "it is not in sight"
         if report.peers != tuple(map(str, self.peers)):
             return f"it was started with other replicas: {', '.join(report.peers)}"
-        if report.disk == self.disk:
-            return "its disk is a copy of this one"
         if self.state is FoundingState.BLANK and report.ring != NO_RING:
             return "it is of a store that does not have this disk"
         if self.state is FoundingState.NAMED and report.ring != self.ring:
             return "it has not stored the list of disks"
         return ""
+
+    def _leaves_out(self, peer: Address) -> bool:
+        """True if the ring was made without the replica of this address."""
+        addresses = {member.address for member in self.ring.members}
+        return self.state is FoundingState.NAMED and not {str(peer), ""} & addresses

@@ -27,7 +27,8 @@ rates" (rendezvous hashing).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -124,6 +125,36 @@ def _score(disk: int, partition: int) -> tuple[int, int]:
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & MASK
     mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & MASK
     return mixed ^ mixed >> 31, disk
+
+
+def next_by_zone(
+    members: Collection[RingMember], candidates: Iterable[RingMember]
+) -> RingMember | None:
+    """Return the candidate to take in beside these members, None if there is none: of a zone with
+    the fewest members, and of these the lowest address."""
+    in_zone = Counter(member.zone for member in members)
+    return min(candidates, key=lambda one: (in_zone[one.zone], one.address, one.disk), default=None)
+
+
+def zones_left(members: Sequence[str], zones: Iterable[str]) -> list[str]:
+    """Return the zones without a member, though two members share a zone. `members`: the zone of
+    each; "" is none that is missed."""
+    shared = len(set(members)) < len(members)
+    return sorted(set(zones) - {*members, ""}) if shared else []
+
+
+def founders(
+    first: RingMember, candidates: Iterable[RingMember], count: int
+) -> tuple[RingMember, ...]:
+    """Return the `count` disks of ring 1, `first` among them, in as many zones as there are."""
+    chosen, left = [first], set(candidates) - {first}
+    while len(chosen) < count:
+        member = next_by_zone(chosen, left)
+        if member is None:
+            break
+        chosen.append(member)
+        left.discard(member)
+    return tuple(chosen)
 
 
 def first_ring(members: tuple[RingMember, ...], copies: int) -> ReplicaRing:

@@ -351,8 +351,9 @@ class HasReplicas(Protocol):
     @property
     def replicas(self) -> tuple[dict[str, object], ...]:
         """Each replica as this process reaches it: `address`, `serves`, `disk` (its id, or None),
-        `why` it does not serve, `member`, False if the ring of the store has none there, and
-        `repairs`: numbers of its repairs from other replicas, empty if it has not answered."""
+        `why` it does not serve, `member`, False if the ring of the store has none there, `spare`,
+        True if it waits to come into the ring, its `zone`, and `repairs`: numbers of its repairs
+        from other replicas, empty if it has not answered."""
         ...
 
 

@@ -69,10 +69,16 @@ CALLS_MAX = 10_000
 OTHER_STORE = "it is of another store, which was restored or founded since: start this process anew"
 
 
-class _Facts(msgspec.Struct):
+SPARE = "spare"
+"""The state of a replica that no ring has, in its STATUS."""
+
+
+class _Facts(msgspec.Struct, frozen=True):
     """The part of a STATUS that is kept."""
 
     repairs: dict[str, float] = {}
+    zone: str = ""
+    state: str = ""
 
 
 _read_facts = msgspec.json.Decoder(_Facts).decode
@@ -82,7 +88,7 @@ class ReplicaLink:
     """The connection to one address."""
 
     __slots__ = (
-        "address", "connection", "disk", "repairs", "ring", "shown", "under_way", "up", "waiting",
+        "address", "connection", "disk", "facts", "ring", "shown", "under_way", "up", "waiting",
         "why",
     )  # fmt: skip
 
@@ -97,8 +103,8 @@ class ReplicaLink:
         """The answer to the last SHOW, None if there is none yet."""
         self.why = "it does not answer"
         """Why it does not serve; empty if it does."""
-        self.repairs: dict[str, float] = {}
-        """The facts of its repairs, as it answered last; empty before."""
+        self.facts = _Facts()
+        """As it answered last."""
         self.waiting: list[StoreCall] = []
         self.under_way: dict[int, float] = {}
         """The calls without an answer that were sent on this connection, and when."""
@@ -247,14 +253,18 @@ class ReplicaLinks:
     @property
     def rows(self) -> tuple[dict[str, object], ...]:
         """One row for each replica."""
+        ring = self.ring
+        zones = {member.address: member.zone for member in ring.members}
         return tuple(
             {
                 "address": str(link.address),
                 "serves": link.serves,
                 "disk": None if link.disk is None else f"{link.disk:016x}",
                 "why": "" if link.serves else link.why or "it is out of reach",
-                "member": is_member(self.ring, link.address, link.disk),
-                "repairs": dict(link.repairs) if link.up else {},
+                "member": is_member(ring, link.address, link.disk),
+                "spare": link.up and link.facts.state == SPARE,
+                "zone": link.facts.zone or zones.get(str(link.address), ""),
+                "repairs": dict(link.facts.repairs) if link.up else {},
             }
             for link in self.links.values()
         )
@@ -350,7 +360,7 @@ class ReplicaLinks:
                     if link.disk is not None and head.ring < self.ring.number:
                         self.adopt(self.ring, {link.disk})
                 case ReplicaFrame.STATUS:
-                    link.repairs = _read_facts(parts[1]).repairs
+                    link.facts = _read_facts(parts[1])
                 case ReplicaFrame.ROWS:
                     self._on_rows(*decode_disk_answer(parts[1]))
                 case ReplicaFrame.SHOWN:

@@ -19,6 +19,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from random import Random
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from shardbus.errors import StoreError
@@ -48,6 +49,7 @@ from shardbus.replication.ring import (
     ring_of,
     ring_value,
 )
+from shardbus.replication.ring_repair import GivesWay
 from shardbus.store.replica_links import ReplicaLinks
 from shardbus.transport.network import Network
 
@@ -63,10 +65,11 @@ class RingRefused(StoreError):
 
 
 class RingView(NamedTuple):
-    """The newest ring, and the disks that answer: their addresses."""
+    """The newest ring, and the disks that answer: their addresses, and their zones."""
 
     ring: ReplicaRing
     seen: Mapping[int, Address]
+    zones: Mapping[int, str] = MappingProxyType({})
 
     def disk_at(self, address: Address) -> int | None:
         """Return the disk at an address, None if no replica answers there."""
@@ -84,9 +87,12 @@ class Step(Protocol):
 
 
 def placed(view: RingView, members: Iterable[RingMember]) -> tuple[RingMember, ...]:
-    """Return the members with the addresses at which their disks answer now."""
+    """Return the members with the addresses at which their disks answer now, and their zones."""
     return tuple(
-        member._replace(address=str(view.seen[member.disk])) if member.disk in view.seen else member
+        member._replace(
+            address=str(view.seen.get(member.disk, member.address)),
+            zone=view.zones.get(member.disk, member.zone),
+        )
         for member in members
     )
 
@@ -123,6 +129,24 @@ def _with(view: RingView, disk: int, address: Address) -> tuple[RingMember, ...]
     lost = lost_member(view.ring, str(address), _texts(view))
     kept = [member for member in view.ring.members if member != lost]
     return placed(view, [*kept, RingMember(disk, lost.zone if lost else "", str(address))])
+
+
+def giving_way(repair: GivesWay) -> Step:
+    """Return the step in which a member gives way to a spare, in the ring for which that was
+    decided. In a later one it changes nothing."""
+
+    def step(view: RingView) -> tuple[RingMember, ...] | str:
+        lost, spare = repair.lost, repair.spare
+        if view.ring.number != repair.ring:
+            return view.ring.members
+        if lost.disk in view.seen:
+            raise RingRefused(f"{view.seen[lost.disk]} answers again")
+        if spare.disk not in view.seen:
+            return f"{spare.address}: it is out of reach"
+        kept = [member for member in view.ring.members if member.disk != lost.disk]
+        return placed(view, [*kept, spare])
+
+    return step
 
 
 def removing(address: Address) -> Step:
@@ -183,6 +207,8 @@ class RingOperator:
         self._changed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._progress, self._reported = "", ""
+        self.zones: frozenset[str] = frozenset()
+        """The zones of the replicas that answered last."""
 
     async def change(self, step: Step, within: float) -> ReplicaRing:
         """Change the ring until `step` leaves it as it is, and a majority has merged in it.
@@ -258,10 +284,12 @@ class RingOperator:
                 continue
         shown = {link.address: link.shown for link in links.links.values() if link.shown}
         seen = {one.status.disk: address for address, one in shown.items()}
+        zones = {one.status.disk: one.zone for one in shown.values()}
+        self.zones = frozenset(zones.values())
         rings = [one.status.ring for one in shown.values()]
         ring = max([links.ring, *rings], key=lambda ring: ring.number, default=NO_RING)
         links.take_ring(ring)
-        return RingView(ring, seen)
+        return RingView(ring, seen, zones)
 
     def _unmerged(self, ring: ReplicaRing) -> int:
         """Return how many partitions no majority has merged in this ring."""

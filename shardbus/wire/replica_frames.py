@@ -340,7 +340,8 @@ def decode_reply(body: bytes) -> Reply:
 class ReportBody(msgspec.Struct, array_like=True, frozen=True):
     """A report of a replica, with the address by which the others reach it. `counter` and `run`:
     as in `disk_life`. `votes`: it answers stores. `verdict`: what it answers to the receiver's
-    disk."""
+    disk. `zone`: where it runs. `away`: the other disks of the ring that it does not see, and for
+    how many seconds."""
 
     sender: str
     disk: int
@@ -353,6 +354,8 @@ class ReportBody(msgspec.Struct, array_like=True, frozen=True):
     run: int = 0
     votes: bool = False
     verdict: DiskVerdict | None = None
+    zone: str = ""
+    away: dict[int, float] = {}
 
 
 class WelcomeBody(msgspec.Struct, array_like=True, frozen=True):
@@ -366,11 +369,12 @@ class WelcomeBody(msgspec.Struct, array_like=True, frozen=True):
 
 class ShownBody(msgspec.Struct, array_like=True, frozen=True):
     """The place of a disk in its ring, as it is synced. `votes`: the others have accepted it.
-    `waits_for`: as in WelcomeBody."""
+    `waits_for`: as in WelcomeBody. `zone`: where it runs."""
 
     status: DiskStatus
     votes: bool
     waits_for: str
+    zone: str = ""
 
 
 encode_body = _pack

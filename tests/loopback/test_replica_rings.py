@@ -181,3 +181,42 @@ async def test_the_last_disk_stays(tmp_path: Path) -> None:
     with pytest.raises(RingRefused, match="the last disk"):
         await change(list(alone.addresses), removing(alone.addresses[0]))
     alone.stop()
+
+
+async def test_a_spare_takes_the_place_of_a_replica_that_is_away_for_long(tmp_path: Path) -> None:
+    replicas = Replicas(tmp_path, 5)
+    replicas.members, replicas.zones, replicas.repair_after = 3, "aabbc", 1.0
+    replicas.start()
+    servers = {number: server for number, (server, _) in replicas.servers.items()}
+
+    def members(number: int) -> set[int]:
+        names = servers[number].status()["members"]
+        return {n for n, address in enumerate(replicas.addresses) if str(address) in names}
+
+    def is_spare(number: int) -> bool:
+        return bool(servers[number].status()["state"] == "spare")
+
+    await until(lambda: all(servers[n].serves for n in (0, 2, 4)), "one member in each zone")
+    await until(lambda: is_spare(1) and is_spare(3), "the spares")
+    async with replicas.opened(timeout=30.0) as store:
+        await save(store, 0, COUNT)
+        replicas.stop(2)
+        await until(lambda: servers[3].serves, "the spare of the zone without a member")
+        assert members(0) == {0, 3, 4}
+        assert is_spare(1)
+        await save(store, COUNT, COUNT + 10)
+        await until(lambda: rows(replicas, 3) == expected(COUNT + 10), "all rows there")
+
+        replicas.start(2)
+        await until(lambda: replicas.failures, "the end of its former disk")
+        replicas.stop(2)
+        replicas.start(2)
+        servers[2] = replicas.servers[2][0]
+        await until(lambda: is_spare(2), "it is a spare")
+
+        replicas.stop(4)
+        await until(lambda: servers[1].serves, "the next repair")
+        assert members(0) == {0, 1, 3}
+        await save(store, COUNT + 10, COUNT + 20)
+        assert await store.read_states("cart", ["e-1", f"e-{COUNT + 15}"]) == [b"x", b"x"]
+    replicas.stop()

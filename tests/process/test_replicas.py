@@ -31,17 +31,17 @@ def store() -> str:
 
 
 class Trio:
-    """Three nodes, each with a replica, at places that stay the same."""
+    """Three nodes by default, each with a replica, at places that stay the same."""
 
-    def __init__(self, lab: Processes) -> None:
-        self.lab, self.ports = lab, [free_block(4) for _ in range(3)]
+    def __init__(self, lab: Processes, count: int = 3) -> None:
+        self.lab, self.ports = lab, [free_block(4) for _ in range(count)]
         self.nodes: dict[int, NodeProcess] = {}
 
     def begin(
         self, *numbers: int, app: str = "tests.process.app:bus", settings: tuple[str, ...] = ()
     ) -> None:
         """Start these nodes, all by default; does not wait."""
-        for number in numbers or range(3):
+        for number in numbers or range(len(self.ports)):
             port = self.ports[number]
             self.nodes[number] = self.lab.begin(
                 port=port,

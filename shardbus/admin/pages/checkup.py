@@ -14,7 +14,7 @@ from typing import Any
 
 from shardbus.admin.administration import Administration
 from shardbus.admin.build_versions import build_versions
-from shardbus.admin.own_replica import replicas_behind
+from shardbus.admin.own_replica import replica_zones, replicas_behind
 from shardbus.admin.pages.handlers import handler_name
 from shardbus.admin.questions import question
 from shardbus.admin.queues import queue_sizes
@@ -148,6 +148,7 @@ def answer_checkup(admin: Administration) -> dict[str, Any]:
         "store_silent_because": node.states.silent_because,
         "store_problems": list(problems_of(node.store)),
         "replicas_behind": replicas_behind(node),
+        "replica_zones": replica_zones(node),
         "value_conflicts": dict(value_conflicts_of(node.store)),
         "store_clock": clock_offset_of(node.store),
         "saves": list(node.states.backlog),

@@ -74,8 +74,8 @@ async def store(admin: Administration) -> Json:
     `url` (without secrets), `silent_ago` (seconds since it last gave no answer, or null),
     `silent_because`, `problems` (the faults of its settings or replicas, as texts), `replicas` (of
     `cluster://`, each with `address`, `serves`, `disk` or null, `why` it does not serve, `member`,
-    false for one outside of the ring, and `repairs`, numbers of what it got from others; empty for
-    other stores).
+    false for one outside of the ring, `spare`, true for one that waits to come into the ring,
+    `zone`, and `repairs`, numbers of what it got from others; empty for other stores).
     """
     node = admin.node
     return {

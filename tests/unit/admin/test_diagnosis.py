@@ -144,6 +144,12 @@ def on_machines(p: Picture) -> None:
         update(member(p, index), store="sqlite:///bus.db")
 
 
+def zones(p: Picture, nodes: str, replicas: dict[str, str]) -> None:
+    for row, zone in zip(p.members, nodes, strict=True):
+        row["zone"] = zone  # type: ignore[index]
+    update(member(p, 1), replica_zones=replicas)
+
+
 def head(p: Picture) -> Any:
     return p.checkup["store"]["tables"]["page"]
 
@@ -239,6 +245,13 @@ FAULTS: list[tuple[Fault, list[tuple[str, str, str]]]] = [
         lambda p: update(member(p, 1), value_conflicts={"rate:usd": 12}),
         [("value-conflicts", "store", "rate:usd")],
     ),
+    (
+        lambda p: zones(p, "abc", {"10.0.0.1:7": "a", "10.0.0.2:7": "b", "10.0.0.3:7": "a"}),
+        [("same-zone", "store", "10.0.0.3:7")],
+    ),
+    (lambda p: zones(p, "abc", {"x:1": "a", "x:2": "b", "x:3": "c"}), []),
+    (lambda p: zones(p, "abc", {"x:1": "a", "x:2": "b"}), []),
+    (lambda p: zones(p, "aab", {"x:1": "a", "x:2": "b", "x:3": "a"}), []),
     (lambda p: update(member(p, 1), store="redis://b"), [("store-differs", "store", "url")]),
     (on_machines, [("store-not-shared", "store", "sqlite:///bus.db")]),
     (

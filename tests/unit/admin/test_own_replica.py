@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardbus.admin.own_replica import own_repairs, replicas_behind
+from shardbus.admin.own_replica import own_repairs, replica_zones, replicas_behind, spares
 from shardbus.admin.pages.health import _own_replica
 from shardbus.config.replicas import own_replica
 from shardbus.config.settings import NodeSettings, Settings, StoreSettings
@@ -26,7 +26,8 @@ class Store:
     """A store with one row for each replica."""
 
     def __init__(self, address: str, why: str, *, member: bool = True) -> None:
-        row = {"address": address, "serves": not why, "why": why, "member": member}
+        row = {"address": address, "serves": not why, "why": why, "member": member, "zone": "a"}
+        row["spare"] = not member
         self.replicas: tuple[dict[str, object], ...] = (row | {"repairs": {}},)
 
     def repaired(self, age: float, interval: float = 60.0) -> Store:
@@ -70,3 +71,12 @@ def test_other_nodes_and_other_stores_have_no_replica() -> None:
     assert own_replica(elsewhere) is None
     redis = replace(SETTINGS, store=StoreSettings(url="redis://10.0.0.1", port=7357))
     assert own_replica(redis) is None
+
+
+def test_spares_are_counted_beside_the_members() -> None:
+    spare = SimpleNamespace(store=Store("10.0.0.2:7357", "it is a spare", member=False))
+    member = SimpleNamespace(store=Store("10.0.0.2:7357", ""))
+    other = SimpleNamespace(store=object())
+    assert [spares(node) for node in (spare, member, other)] == [1, 0, None]  # type: ignore[arg-type]
+    assert replica_zones(member) == {"10.0.0.2:7357": "a"}  # type: ignore[arg-type]
+    assert replica_zones(spare) == {}  # type: ignore[arg-type]

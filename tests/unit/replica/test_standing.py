@@ -15,19 +15,23 @@ from shardbus.replication.ring import (
     next_ring,
     renewed_ring,
 )
+from shardbus.replication.ring_repair import GivesWay, RepairWaits
 from shardbus.replication.values import PARTITIONS
 from shardbus.wire.disk_frames import DiskState
 
 PEERS = tuple(Address("10.0.0.1", 7000 + n) for n in range(3))
+FOUR = (*PEERS, Address("10.0.0.1", 7003))
+AFTER = 60.0
 OTHERS = first_ring((RingMember(77), RingMember(78)), 2)
 
 
 class Replica:
     """A replica whose turns are stored at once. `log` has its disk's content."""
 
-    def __init__(self, number: int, disk: int) -> None:
-        self.number, self.disk, self.runs = number, disk, 0
+    def __init__(self, number: int, disk: int, peers: tuple[Address, ...] = PEERS) -> None:
+        self.number, self.disk, self.runs, self.peers = number, disk, 0, peers
         self.log = (DiskState(), RingDisk(disk).place)
+        self.now = 0.0
         self.start()
 
     def start(self) -> None:
@@ -37,7 +41,9 @@ class Replica:
         rows = RingDisk(self.disk)
         if place.ring.number:
             rows.replay(place)
-        founding = Founding(PEERS[self.number], PEERS, self.disk, state.ring, state.founded)
+        founding = Founding(
+            self.peers[self.number], self.peers, self.disk, state.ring, state.founded, members=3
+        )
         self.standing = Standing(founding, rows, state, 100 * self.number + self.runs)
         self.standing.advance(0.0)
         self.store()
@@ -45,7 +51,7 @@ class Replica:
     def store(self) -> None:
         self.stored = self.standing.state
         self.log = self.stored, self.standing.place.place
-        self.standing.tick(0.0, self.stored)
+        self.standing.tick(self.now, self.stored)
 
     @property
     def serves(self) -> bool:
@@ -57,10 +63,10 @@ class Replica:
 
 
 class Trio:
-    """Three replicas. `reports` lets all that are up report to each other."""
+    """Three replicas, and spares. `reports` lets all that are up report to each other."""
 
-    def __init__(self) -> None:
-        self.all = [Replica(n, n + 1) for n in range(3)]
+    def __init__(self, peers: tuple[Address, ...] = PEERS) -> None:
+        self.all = [Replica(n, n + 1, peers) for n in range(len(peers))]
         self.now = 0.0
         self.reports(times=4)
 
@@ -68,7 +74,7 @@ class Trio:
         up = [replica for replica in self.all if replica.number not in without]
         for replica in up:
             for number in without:
-                replica.standing.on_silent(PEERS[number])
+                replica.standing.on_silent(FOUR[number])
         for _ in range(times):
             for sender in up:
                 sender.standing.tick(self.now, sender.stored)
@@ -77,10 +83,11 @@ class Trio:
                         self._report(sender, other)
 
     def _report(self, sender: Replica, other: Replica) -> None:
-        report = sender.standing.report(sender.stored, None)
+        sender.now = other.now = self.now
+        report = sender.standing.report(sender.stored, None, self.now)
         verdict, asks = other.standing.on_report(report, other.stored, self.now)
         other.store()
-        back = other.standing.report(other.stored, verdict)
+        back = other.standing.report(other.stored, verdict, self.now)
         _, more = sender.standing.on_report(back, sender.stored, self.now)
         sender.store()
         self.carry(other, asks)
@@ -104,7 +111,7 @@ class Trio:
 
     def restart(self, number: int) -> Replica:
         for other in self.all:
-            other.standing.on_silent(PEERS[number])
+            other.standing.on_silent(FOUR[number])
         self.all[number].start()
         return self.all[number]
 
@@ -227,3 +234,68 @@ def test_a_start_counts_beyond_what_the_disk_has_shown() -> None:
     for stored, counter in ((DiskState(3, counter=9), 10), (DiskState(7), 8)):
         founding = Founding(PEERS[0], PEERS, 1)
         assert Standing(founding, rows, stored, 1).counter == counter
+
+
+def pass_time(them: Trio, seconds: float, *, without: tuple[int, ...] = ()) -> None:
+    for _ in range(int(seconds)):
+        them.now += 1.0
+        them.reports(without=without, times=1)
+
+
+def decisions(them: Trio, *numbers: int) -> list[object]:
+    """What these replicas decide about a member that is away."""
+    replicas = [them.all[number] for number in numbers]
+    return [each.standing.repair(them.now, each.stored, AFTER) for each in replicas]
+
+
+def test_a_replica_that_no_ring_has_is_a_spare() -> None:
+    them = Trio(FOUR)
+    spare = them.all[3]
+    assert [replica.serves for replica in them.all] == [True] * 3 + [False]
+    assert spare.standing.replica_state(spare.stored) is ReplicaState.SPARE
+    assert f"as a spare: shardbus store add {FOUR[3]} (it is not in ring 1)" in spare.waits_for
+    wiped = them.all[2] = Replica(2, 9, FOUR)
+    them.reports(times=3)
+    assert wiped.standing.replica_state(wiped.stored) is ReplicaState.BLANK
+    assert not wiped.standing.is_spare, "the ring has its address"
+
+
+def test_a_member_that_is_away_for_long_gives_way_to_the_spare() -> None:
+    them = Trio(FOUR)
+    pass_time(them, 5)
+    pass_time(them, AFTER - 1, without=(2,))
+    assert decisions(them, 0, 1) == [None, None]
+    pass_time(them, 1, without=(2,))
+    decision, *others = decisions(them, 0, 1, 3)
+    assert isinstance(decision, GivesWay)
+    assert (decision.lost.disk, decision.spare.address) == (3, str(FOUR[3]))
+    assert others == [None, None], "the first one that serves decides"
+    pass_time(them, 2, without=(2, 3))
+    [waits] = decisions(them, 0)
+    assert isinstance(waits, RepairWaits)
+    assert waits.for_ == "a spare"
+    pass_time(them, 2)
+    assert decisions(them, 0, 1) == [None, None], "it has come back"
+
+
+def test_a_member_that_another_one_sees_does_not_give_way() -> None:
+    them = Trio(FOUR)
+    for _ in range(int(AFTER) + 9):
+        pass_time(them, 1, without=(2,))
+        them._report(them.all[2], them.all[1])
+    [waits] = decisions(them, 0)
+    assert isinstance(waits, RepairWaits)
+    assert waits.for_ == f"{FOUR[1]}, which saw it less than 60 s ago"
+
+
+def test_a_restart_and_a_sleep_begin_the_time_anew() -> None:
+    them = Trio(FOUR)
+    pass_time(them, AFTER, without=(2,))
+    them.restart(0)
+    pass_time(them, 9, without=(2,))
+    assert decisions(them, 0, 1) == [None, None]
+    pass_time(them, AFTER, without=(2,))
+    assert isinstance(decisions(them, 0)[0], GivesWay)
+    them.now += 3600.0  # all machines sleep
+    pass_time(them, 3, without=(2,))
+    assert decisions(them, 0, 1) == [None, None]

@@ -10,12 +10,15 @@ from shardbus.ids import Address
 from shardbus.replication.founding import Founding, FoundingState
 from shardbus.replication.ring import NO_RING, ReplicaRing, RingMember, next_ring
 
-PEERS = tuple(Address("10.0.0.1", 7000 + n) for n in range(3))
+PEERS = tuple(Address("10.0.0.1", 7000 + n) for n in range(5))
 BLANK, NAMED, FOUNDED = FoundingState
 
 
-def replicas(n: int = 3) -> list[Founding]:
-    return [Founding(PEERS[i], PEERS[:n], i + 1) for i in range(n)]
+def replicas(n: int = 3, members: int = 0, zones: str = "") -> list[Founding]:
+    return [
+        Founding(PEERS[i], PEERS[:n], i + 1, zone=zones[i : i + 1], members=members)
+        for i in range(n)
+    ]
 
 
 def tell(sender: Founding, receiver: Founding) -> bool:
@@ -95,7 +98,7 @@ def test_a_new_disk_is_no_part_of_a_founded_store():
     a, b, c = replicas()
     for _ in range(3):
         all_tell([a, b, c])
-    new = Founding(PEERS[2], PEERS, 77)
+    new = Founding(PEERS[2], PEERS[:3], 77)
     for _ in range(3):
         all_tell([a, b, new])
     assert states([a, b, new]) == [FOUNDED, FOUNDED, BLANK]
@@ -108,7 +111,7 @@ def test_a_first_replica_with_a_new_disk_founds_no_second_store():
     them = replicas()
     for _ in range(3):
         all_tell(them)
-    new = Founding(PEERS[0], PEERS, 77)
+    new = Founding(PEERS[0], PEERS[:3], 77)
     for _ in range(3):
         all_tell([new, *them[1:]])
     assert new.state is BLANK
@@ -146,7 +149,7 @@ def test_a_blank_disk_beside_a_store_takes_no_later_ring_by_a_report() -> None:
     a, b, c = replicas()
     for _ in range(3):
         all_tell([a, b, c])
-    new = Founding(PEERS[2], PEERS, 77)
+    new = Founding(PEERS[2], PEERS[:3], 77)
     assert not new.stands_beside_a_store
     later = next_ring(a.ring, (*a.ring.members[:2], RingMember(77)))
     for disk in (a, b):
@@ -171,34 +174,42 @@ def test_a_named_disk_serves_once_another_has_a_later_ring() -> None:
 @pytest.mark.parametrize("block", range(6))
 def test_one_ring_in_any_order_with_crashes_losses_and_wiped_disks(block: int) -> None:
     for seed in range(block * 50, block * 50 + 50):
-        check_that_there_is_one_ring(seed)
+        check_that_there_is_one_ring(seed, 3)
+        check_that_there_is_one_ring(seed, 4)
 
 
-def check_that_there_is_one_ring(seed: int) -> None:
-    """A crash takes back unstored writes; a wiped disk has a new id and nothing else."""
-    dice, them = Random(seed), replicas()
-    stored = [(NO_RING, False)] * 3
+def check_that_there_is_one_ring(seed: int, count: int) -> None:
+    """A crash takes back unstored writes; a wiped disk has a new id and nothing else. The fourth
+    replica is a spare."""
+    dice, zones = Random(seed), "abba"
+    them = replicas(count, 3, zones)
+    stored = [(NO_RING, False)] * count
     served: set[ReplicaRing] = set()
     wipes = 1
+
+    def started(n: int, disk: int, ring: ReplicaRing = NO_RING, founded: bool = False) -> None:
+        zone = zones[n]
+        them[n] = Founding(PEERS[n], PEERS[:count], disk, ring, founded, zone=zone, members=3)
+
     for _ in range(120):
-        n = dice.randrange(3)
+        n = dice.randrange(count)
         disk = them[n]
         match dice.randrange(12):
             case 0:
                 ring, founded = stored[n]
-                them[n] = Founding(PEERS[n], PEERS, disk.disk, ring, founded)
+                started(n, disk.disk, ring, founded)
             case 1 if wipes:
                 wipes -= 1
                 stored[n] = (NO_RING, False)
-                them[n] = Founding(PEERS[n], PEERS, dice.getrandbits(63))
+                started(n, dice.getrandbits(63))
             case 2:
-                disk.on_silent(dice.choice(PEERS))
+                disk.on_silent(dice.choice(PEERS[:count]))
             case _:
-                other = dice.randrange(3)
+                other = dice.randrange(count)
                 before = disk.ring, disk.founded
                 if other != n and tell(them[other], disk):
                     if dice.random() < 0.2:  # the crash comes before the sync
-                        them[n] = Founding(PEERS[n], PEERS, disk.disk, *before)
+                        started(n, disk.disk, *before)
                     else:
                         stored[n] = (disk.ring, disk.founded)
         served |= {each.ring for each in them if each.state is FOUNDED}
@@ -206,3 +217,41 @@ def check_that_there_is_one_ring(seed: int) -> None:
             serving = [each for each in them if each.disk in ring.disks]
             assert all(each.ring == ring for each in serving), "all its disks have it"
     assert len(served) <= 1
+
+
+@pytest.mark.parametrize(
+    ("zones", "disks"),
+    [
+        ("", {1, 2, 3}),
+        ("aabbc", {1, 3, 5}),
+        ("aaaab", {1, 2, 5}),
+        ("bcbca", {1, 2, 5}),
+        ("aaaaa", {1, 2, 3}),
+    ],
+)
+def test_the_first_ring_has_as_many_zones_as_there_are(zones: str, disks: set[int]) -> None:
+    them = replicas(5, 3, zones)
+    for _ in range(3):
+        all_tell(them)
+    assert them[0].ring.disks == disks
+    assert {m.disk: m.zone for m in them[0].ring.members} == {d: zones[d - 1 : d] for d in disks}
+    assert [each.state is FOUNDED for each in them] == [n + 1 in disks for n in range(5)]
+    assert all(each.stands_beside_a_store for each in them if each.disk not in disks)
+
+
+def test_a_spare_is_in_sight_at_the_founding_and_not_waited_for_afterwards() -> None:
+    a, b, c, spare = them = replicas(4, 3)
+    for _ in range(3):
+        all_tell([a, b, c])
+    assert states(them) == [BLANK] * 4
+    assert a.waits_for == {PEERS[3]: "it is not in sight"}
+    tell(spare, a)
+    assert a.state is NAMED
+    for disk in (a, b, c):
+        disk.on_silent(PEERS[3])
+    tell(a, b)
+    tell(b, a)
+    assert a.waits_for == {PEERS[2]: "it has not stored the list of disks"}
+    for _ in range(3):
+        all_tell([a, b, c])
+    assert states(them) == [FOUNDED] * 3 + [BLANK]

@@ -21,11 +21,13 @@ from shardbus.replication.ring import (
     ring_of,
     ring_value,
 )
+from shardbus.replication.ring_repair import GivesWay
 from shardbus.store.ring_change import (
     RingOperator,
     RingRefused,
     RingView,
     adding,
+    giving_way,
     removing,
     replacing,
 )
@@ -72,6 +74,20 @@ def test_a_step_adds_replaces_or_removes_one_disk() -> None:
     assert step(RingView(later, {1: A, 2: B, 4: D})) == later.members, "another step came after"
     with pytest.raises(RingRefused, match="the last disk"):
         removing(A)(RingView(first_ring(MEMBERS[:1], 1), {1: A}))
+
+
+def test_a_member_gives_way_in_the_ring_of_the_decision_alone() -> None:
+    spare = RingMember(4, "z", str(D))
+    step = giving_way(GivesWay(1, MEMBERS[2], spare))
+    view = RingView(RING, {1: A, 2: B, 4: D}, {1: "x", 2: "", 4: "y"})
+    after = step(view)
+    assert disks(after) == {1, 2, 4}
+    assert {m.disk: m.zone for m in after if isinstance(m, RingMember)} == {1: "x", 2: "", 4: "y"}
+    assert step(view._replace(seen={1: A, 2: B})) == f"{D}: it is out of reach"
+    with pytest.raises(RingRefused, match=f"{C} answers again"):
+        step(view._replace(seen={1: A, 2: B, 3: C, 4: D}))
+    later = next_ring(RING, (*MEMBERS, RingMember(5)))
+    assert step(view._replace(ring=later)) == later.members
 
 
 def test_a_grown_ring_has_all_on_each_disk() -> None:

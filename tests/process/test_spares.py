@@ -1,0 +1,80 @@
+"""Spares of a store inside the cluster: four nodes in three zones, of which one is killed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.process.nodes import Processes
+from tests.process.test_replicas import ACCOUNTS, Trio, add, operate
+from tests.waiting import until
+
+pytestmark = pytest.mark.long
+
+ZONES = "abcb"
+
+
+@pytest.fixture
+def store() -> str:
+    return "cluster://"
+
+
+async def replicas_at(trio: Trio, number: int) -> dict[int, dict[str, Any]]:
+    """The replicas as this node shows them, by the number of their node."""
+    page = await trio.nodes[number].page("/v1/store")
+    rows = {row["address"]: row for row in (page or {}).get("replicas", ())}
+    places = {f"127.0.0.1:{port + 2}": n for n, port in enumerate(trio.ports)}
+    return {places[address]: row for address, row in rows.items()}
+
+
+async def test_the_ring_is_repaired_without_a_hand_and_saves_stay_exact(lab: Processes) -> None:
+    quartet = Trio(lab, 4)
+
+    def begin(number: int) -> None:
+        zone = f"node.zone={ZONES[number]}"
+        quartet.begin(number, settings=(zone, "store.repair_after=5s"))
+
+    for number in range(4):
+        begin(number)
+    await quartet.agree()
+
+    async def spares() -> list[int]:
+        return [n for n, row in (await replicas_at(quartet, 0)).items() if row["spare"]]
+
+    await until(spares, "a spare")
+    [spare] = await spares()
+    lost = 4 - spare  # the member of its zone
+
+    async def members() -> set[int]:
+        rows = await replicas_at(quartet, 0)
+        return {n for n, row in rows.items() if row["member"] and row["serves"]}
+
+    async def has(numbers: set[int]) -> bool:
+        return await members() == numbers
+
+    await until(lambda: has({0, 2, lost}), "a member in each zone")
+    rows = await replicas_at(quartet, 0)
+    assert {n: row["zone"] for n, row in rows.items()} == dict(enumerate(ZONES))
+
+    acked, sent = Counter[str](), Counter[str]()
+    adding = [asyncio.create_task(add(quartet, a, acked, sent, 20)) for a in ACCOUNTS]
+    await until(lambda: sum(acked.values()) > len(ACCOUNTS), "the first saves")
+    quartet.nodes[lost].kill()
+    await until(lambda: has({0, 2, spare}), "the spare in its place")
+    await asyncio.gather(*adding)
+    await add(quartet, ACCOUNTS[0], acked, sent, 3)
+    totals = await quartet.totals()
+    assert all(acked[a] <= totals[a] <= sent[a] for a in ACCOUNTS)
+
+    begin(lost)
+
+    async def is_spare() -> bool:
+        return bool((await replicas_at(quartet, 0))[lost]["spare"])
+
+    await until(is_spare, "the killed one as a spare")
+    await operate(quartet, "add", f"127.0.0.1:{quartet.ports[lost] + 2}")
+    await until(lambda: has({0, 1, 2, 3}), "four members")
+    assert await quartet.totals() == totals
