@@ -27,15 +27,21 @@ STRATEGIES = {
 
 
 def cluster_of(
-    nodes: int, hosts: list[str], *, seed: int = 1, strategy: str = "keep-majority"
+    nodes: int,
+    hosts: list[str],
+    *,
+    seed: int = 1,
+    strategy: str = "keep-majority",
+    spares: tuple[str, ...] = (),
+    repair_after: float = 0.0,
 ) -> tuple[Net, SimRing]:
-    """Nodes that are Up, of which the hosts have replicas, and agree on who votes."""
+    """Nodes that are Up, of which the hosts and the spares have replicas, and agree on who votes."""
     net = Net(seed, replace(ClusterSettings(), downing=STRATEGIES[strategy]))
-    ring = SimRing(net, hosts)
+    ring = SimRing(net, hosts, (*hosts, *spares), repair_after)
     names = [f"n{i:02}" for i in range(1, nodes + 1)]
     net.join(names[0], replica=names[0] in hosts)
     for name in names[1:]:
-        net.join(name, names[0], replica=name in hosts)
+        net.join(name, names[0], replica=name in (*hosts, *spares))
     net.until(lambda: net.agreed(names), 30)
     net.run(10)
     return net, ring
@@ -100,6 +106,52 @@ def test_after_a_change_of_the_ring_the_new_replicas_vote() -> None:
         places = tuple(place_of(name) for name in MANY)
         assert electorate_of(node.machine.gossip) == (VoterSet(3, places),)
     assert stays(net, FEW, MANY) == MANY
+
+
+def test_a_ring_repairs_itself_and_the_spares_vote() -> None:
+    net, ring = cluster_of(6, ["n01", "n02", "n03"], spares=("n04", "n05"), repair_after=6.0)
+    left = [f"n0{i}" for i in range(1, 7)]
+    for name, spare in (("n01", "n04"), ("n02", "n05")):
+        net.kill(name)
+        left.remove(name)
+        net.run(5)
+        assert name in ring.hosts, "not for long enough"
+        net.run(3)
+        assert name not in ring.hosts
+        assert spare in ring.hosts
+        net.until(lambda: net.agreed(left), 60)
+        net.run(10)
+    assert ring.repairs == 2
+    places = tuple(place_of(name) for name in MANY)
+    assert [electorate_of(node.machine.gossip)[-1] for node in net.running()] == [
+        VoterSet(3, places)
+    ] * 4
+    assert stays(net, ["n03", "n04"], ["n05", "n06"]) == ["n03", "n04"]
+
+
+@pytest.mark.parametrize(
+    ("sides", "repairs"),
+    [
+        ((["n01", "n04"], ["n02", "n05"], ["n03"]), 0),
+        ((["n01", "n02"], ["n03", "n04", "n05"]), 0),
+        ((["n01", "n02", "n04"], ["n03", "n05"]), 1),
+    ],
+    ids=["no majority", "no spare", "a majority and a spare"],
+)
+def test_a_majority_that_misses_a_replica_replaces_it(
+    sides: tuple[list[str], ...], repairs: int
+) -> None:
+    net, ring = cluster_of(5, ["n01", "n02", "n03"], spares=("n04",), repair_after=1.0)
+    net.partition(*sides)
+    net.run(3)
+    assert ring.repairs == repairs
+
+
+def test_a_replica_that_another_one_sees_stays() -> None:
+    net, ring = cluster_of(5, ["n01", "n02", "n03"], spares=("n04",), repair_after=1.0)
+    net.cut_links = [("n01", "n03")]
+    net.run(3)
+    assert ring.repairs == 0
 
 
 def test_a_restarted_node_votes_by_its_place() -> None:

@@ -68,7 +68,8 @@ class Faults:
         """The names that have replicas."""
         self.ring: SimRing | None = None
         if options.replicas:
-            self.ring = SimRing(world, [*self._hosts[: options.replicas], *witnesses])
+            hosts = [*self._hosts[: options.replicas], *witnesses]
+            self.ring = SimRing(world, hosts, self._hosts, options.repair_after)
         self._unfair = UnfairFaults(
             world,
             options.troubles,

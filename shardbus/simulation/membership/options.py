@@ -97,6 +97,8 @@ class Options:
     witnesses: int = 0
     """Replicas of the ring that have no node."""
     ring_changes: int = 0
+    repair_after: float = 0.0
+    """Seconds after which a spare takes the place of a replica; 0 for never."""
     links: str = "fair"
     """With `unfair` links, some nodes have troubles with others, and nothing else happens."""
     troubles: tuple[NodeTrouble, ...] = ()
@@ -206,7 +208,7 @@ def draw(
 
 def with_replicas(drawn: Options) -> Options:
     """Return the options with a store inside the cluster, whose replicas vote, and a ring that
-    changes."""
+    changes, and perhaps repairs itself."""
     dice = Random(f"replicas {drawn.seed}")
     return replace(
         drawn,
@@ -218,6 +220,7 @@ def with_replicas(drawn: Options) -> Options:
         quorum=drawn.nodes // 2 + 1,
         role="",
         store="slow" if drawn.store == "forgetful" else drawn.store,
+        repair_after=Random(f"repair {drawn.seed}").choice((0.0, 4.0, 10.0)),
     )
 
 
