@@ -35,7 +35,7 @@ def cluster_of(
     spares: tuple[str, ...] = (),
     repair_after: float = 0.0,
 ) -> tuple[Net, SimRing]:
-    """Nodes that are Up, of which the hosts and the spares have replicas, and agree on who votes."""
+    """Nodes that are Up, some with replicas, which agree on who votes."""
     net = Net(seed, replace(ClusterSettings(), downing=STRATEGIES[strategy]))
     ring = SimRing(net, hosts, (*hosts, *spares), repair_after)
     names = [f"n{i:02}" for i in range(1, nodes + 1)]
