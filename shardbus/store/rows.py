@@ -20,6 +20,7 @@ Source: N.6.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from shardbus.bounds import EPOCH_MAX, FENCE_MAX
 from shardbus.errors import ConfigError, StoreError
@@ -28,6 +29,8 @@ from shardbus.store.protocol import StoredTable
 
 VALUE_MAX = 4096
 """Bytes or characters, at most, of a shard, a node or a layout."""
+NODES_KEPT = 1024
+"""Nodes that were checked."""
 REMEDY = "stop the cluster and use `shardbus data repair`, or restore the store from a copy"
 
 Row = tuple[object, object, object]
@@ -105,8 +108,14 @@ def _damaged(entity_type: str, why: str) -> StoreError:
 def home_of(row: Row) -> tuple[str, NodeId, int]:
     """Return shard, node and fence of a row. Raises ConfigError if it is invalid."""
     shard = check_id("shard", _text("shard", row[0]))
-    node = NodeId.parse(str(row[1]) if isinstance(row[1], NodeId) else _text("node", row[1]))
+    node = _node_of(row[1] if isinstance(row[1], NodeId) else _text("node", row[1]))
     return shard, node, number_of("fence", row[2], 1, FENCE_MAX)
+
+
+@lru_cache(maxsize=NODES_KEPT)
+def _node_of(value: NodeId | str) -> NodeId:
+    """Return a stored node. The rows of a table have few nodes, so each is checked once."""
+    return NodeId.parse(str(value))
 
 
 def _text(what: str, value: object) -> str:
