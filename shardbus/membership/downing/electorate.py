@@ -25,7 +25,9 @@ member (`split`). The steps are (A,), (A, B), (B,), or back to (A,): whatever tw
 they share a set, and by one set at most one side stays. The next step needs convergence, so two
 sides are never two steps apart. The two sets need not overlap: `store recover` makes any new ring.
 The value may be behind the ring by these two steps. That costs at most the store of the side that
-stays, never two sides.
+stays, never two sides. One step from (A,) to (B,) would not do, even if one replica is added: with
+A = a, b and B = a, b, d, a side with a counts A, is in row 5 below, and stays by its members, while
+the side with b and d is in row 1 by B.
 
 **By one set** of n replicas, of which `ours` and `theirs` are places here and there, and
 `strangers` have no node (a witness, `shardbus store serve`): no member sees on which side they are.
