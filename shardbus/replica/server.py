@@ -73,6 +73,9 @@ REPLY_BYTES = 4 * 2**20
 REPAIR_S = 60.0
 """Between two repairs, and between two counters of the disk."""
 RUN_BITS = 62
+WITH_VALUE = (msg.Promised, msg.RowShown, msg.Taken)
+TAKEN = (msg.Yes, msg.Promised)
+"""The answers to requests that have changed a row."""
 
 
 class RingPart(NamedTuple):
@@ -338,9 +341,7 @@ class ReplicaServer:
                 continue
             answer = registers.handle(request, now)
             answers.append((number, answer))
-            if isinstance(answer, msg.Yes | msg.Promised) and not isinstance(
-                request, msg.MergeValue
-            ):
+            if more and isinstance(answer, TAKEN) and not isinstance(request, msg.MergeValue):
                 exchange.bytes += more
         self._turns.after_sync(
             partial(self._answer, connection, ring, answers, full), max(len(answers), 1)
@@ -359,11 +360,12 @@ class ReplicaServer:
     def _more(self, request: msg.Request) -> int:
         """Return how many more bytes of memory the row takes with the value of this request."""
         rows = self.registers.rows
+        if isinstance(request, msg.AcceptValue):  # a save, faster than by its pattern
+            key, _, value, _ = request
+            row = rows.get(key)
+            former = -ROW_BYTES - len(key) if row is None else length_of(row.value)
+            return length_of(value) - former
         match request:
-            case msg.AcceptValue(key, _, value):
-                row = rows.get(key)
-                former = -ROW_BYTES - len(key) if row is None else length_of(row.value)
-                return length_of(value) - former
             case msg.PrepareBallot(key):
                 return 0 if key in rows else ROW_BYTES + len(key)
             case msg.AcceptChange(key, ballot, _, change):
@@ -422,7 +424,7 @@ class ReplicaServer:
         """Send the answers to one call, in frames of bounded length."""
         begin = weight = 0
         for place, (_, answer) in enumerate(answers):
-            if isinstance(answer, msg.Promised | msg.RowShown | msg.Taken):
+            if isinstance(answer, WITH_VALUE):
                 weight += length_of(answer.value)
                 if weight > REPLY_BYTES:
                     self._reply(connection, ring, answers[begin : place + 1], [])

@@ -48,6 +48,7 @@ from shardbus.replication.values import (
     ListValue,
     StateValue,
     Value,
+    bucket_at,
     bucket_of,
     changed,
     removed_key,
@@ -86,9 +87,10 @@ class Registers:
         Raises:
             TypeError: a change does not fit the value. Nothing changed.
         """
+        if isinstance(request, msg.AcceptValue):  # a save, faster than by its pattern
+            key, ballot, value, age = request
+            return self._accept(key, ballot, value, now - age)
         match request:
-            case msg.AcceptValue(key, ballot, value, age):
-                return self._accept(key, ballot, value, now - age)
             case msg.PrepareBallot(key, ballot):
                 return self._prepare(key, ballot, now)
             case msg.ReadRow(key):
@@ -314,15 +316,14 @@ class Registers:
         self._put(key, row, after)
 
     def _put(self, key: str, row: msg.Row, after: msg.Row) -> None:
-        bucket = bucket_of(key)
+        number = crc32(key.encode())
+        bucket = bucket_at(key, number)
         if row is msg.EMPTY:
             self._buckets.setdefault(bucket, set()).add(key)
         self.rows[key] = after
         if row.ballot != after.ballot or row is msg.EMPTY:
-            before = 0 if row is msg.EMPTY else mark_of(key, row.ballot)
-            self.digests[bucket] = (
-                self.digests[bucket] - before + mark_of(key, after.ballot)
-            ) & MASK
+            digest = self.digests[bucket] - _mark(number, row.ballot) + _mark(number, after.ballot)
+            self.digests[bucket] = digest & MASK
             if isinstance(after.value, DataValue):
                 self.data.note(key, row, after)
                 if not after.value.dots:
@@ -352,13 +353,16 @@ def is_there(value: Value) -> bool:
 def mark_of(key: str, ballot: msg.Ballot) -> int:
     """Return the number that stands in a digest for a key at a ballot, 64 bits. A key that was only
     promised has 0: the disk has nothing to give."""
+    return _mark(crc32(key.encode()), ballot)
+
+
+def _mark(number: int, ballot: msg.Ballot) -> int:
+    """Return the mark of a key with this CRC-32."""
     if ballot == msg.ZERO:
         return 0
     fence, round_, session, k = ballot
     mixed = (
         session ^ k * 0x9E3779B97F4A7C15 ^ fence * 0xC2B2AE3D27D4EB4F ^ round_ * 0x165667B1
     ) & MASK
-    mixed = (
-        (mixed ^ mixed >> 29) * 0xBF58476D1CE4E5B9 + crc32(key.encode()) * 0x94D049BB133111EB
-    ) & MASK
+    mixed = ((mixed ^ mixed >> 29) * 0xBF58476D1CE4E5B9 + number * 0x94D049BB133111EB) & MASK
     return mixed ^ mixed >> 32

@@ -340,9 +340,13 @@ def node_key(name: str) -> str:
 def bucket_of(key: str) -> int:
     """Return the bucket of a key, 0 to 4095. Tables, leases and the keys of the store itself are in
     the first partition, whose disks are the voters."""
+    return bucket_at(key, crc32(key.encode()))
+
+
+def bucket_at(key: str, number: int) -> int:
+    """Return the bucket of a key with this CRC-32."""
     if key[0] == REMOVED:
         return int(key[2:]) % BUCKETS
-    number = crc32(key.encode())
     return number % (BUCKETS if key[0] in SPREAD else BUCKETS_EACH)
 
 
