@@ -58,6 +58,8 @@ async def test_the_ring_is_repaired_without_a_hand_and_saves_stay_exact(lab: Pro
     await until(lambda: has({0, 2, lost}), "a member in each zone")
     rows = await replicas_at(quartet, 0)
     assert {n: row["zone"] for n, row in rows.items()} == dict(enumerate(ZONES))
+    metrics = await asyncio.to_thread(quartet.nodes[0].read, "/metrics")
+    assert "\nshardbus_replica_spares 1.0\n" in (metrics or "")
 
     acked, sent = Counter[str](), Counter[str]()
     adding = [asyncio.create_task(add(quartet, a, acked, sent, 20)) for a in ACCOUNTS]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardbus.replication.ring import RingMember, first_ring, founders, next_by_zone
+from shardbus.replication.ring import RingMember, first_ring, founders, next_by_zone, zones_left
 from shardbus.replication.ring_repair import GivesWay, RepairWaits, Sight, ring_repair
 
 AFTER = 60.0
@@ -94,3 +94,17 @@ def test_founders_are_spread_over_zones() -> None:
     assert [m.disk for m in founders(them[0], them[1:], 3)] == [1, 4, 2]
     assert founders(them[0], [], 3) == (them[0],)
     assert next_by_zone(them, []) is None
+
+
+@pytest.mark.parametrize(
+    ("members", "zones", "left"),
+    [
+        ("aab", "abc", ["c"]),
+        ("aab", "ab", []),
+        ("abc", "abcd", []),
+        ("aaa", "cba", ["b", "c"]),
+    ],
+)
+def test_a_zone_is_left_if_two_members_share_one(members: str, zones: str, left: list[str]) -> None:
+    assert zones_left(list(members), zones) == left
+    assert zones_left(["", ""], ["", ""]) == [], "without zones none is missed"
