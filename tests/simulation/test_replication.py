@@ -25,6 +25,19 @@ def test_nothing_breaks(kind: str, seeds: range) -> None:
     check(kind, seeds)
 
 
+@pytest.mark.parametrize(
+    "seeds", [range(15), *long_only(range(15, 60)), *soak_only(range(60, 600))]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_spares_take_the_places_of_lost_disks(kind: str, seeds: range) -> None:
+    repairs = 0
+    for seed in seeds:
+        outcome = simulate_replication(kind, seed, disks=3, spares=2)
+        assert not outcome.broken, outcome.report()
+        repairs += outcome.outcomes["repairs"]
+    assert repairs
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from shardbus.simulation.replication.histories import KINDS, OPEN_MAX, PARTITIONS_USED, LeaseCalls
 from shardbus.simulation.replication.linearizability import HistoryEntry, linearizable
+from shardbus.simulation.replication.repairs import SpareRepairs
 from shardbus.simulation.replication.world import ReplicationWorld, drawn_faults
 
 CALLS = 22
 GAP_S = 0.03
 """Seconds between two calls, on average."""
 SETTLE_S = 40.0
+LOST, OPERATORS = 1.5, 0.2
+"""Rates in runs with spares: disks are lost often, and operators come seldom."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +47,20 @@ class ReplicationOutcome:
         return "\n".join(lines)
 
 
-def simulate_replication(kind: str, seed: int, disks: int = 0) -> ReplicationOutcome:
-    """Run one seed. Two runs of one seed are the same, in any process."""
+def simulate_replication(
+    kind: str, seed: int, disks: int = 0, spares: int = 0
+) -> ReplicationOutcome:
+    """Run one seed. Two runs of one seed are the same, in any process. `spares`: disks that take
+    the places of those that are lost."""
     dice = Random(f"{kind} {seed}")
     disks = disks or dice.choice((1, 2, 3, 3, 3, 3, 5))
-    world = ReplicationWorld(dice, drawn_faults(dice), disks, PARTITIONS_USED)
+    faults = drawn_faults(dice)
+    if spares:
+        faults = replace(faults, lost=LOST, operators=faults.operators or OPERATORS)
+    world = ReplicationWorld(dice, faults, disks, PARTITIONS_USED)
     calls = KINDS[kind](world)
     world.begin()
+    repairs = SpareRepairs(world, spares) if spares else None
     for _ in range(CALLS):
         world.run(dice.expovariate(1 / GAP_S))
         if calls.recorder.open < OPEN_MAX:
@@ -72,6 +82,9 @@ def simulate_replication(kind: str, seed: int, disks: int = 0) -> ReplicationOut
     if not linearizable(calls.recorder.entries, calls.first):
         broken = "the history has no order"
     outcomes = Counter(calls.recorder.outcomes)
+    if repairs is not None:
+        broken = broken or repairs.broken
+        outcomes["repairs"] = repairs.count
     return ReplicationOutcome(seed, kind, broken, tuple(calls.recorder.entries), outcomes)
 
 

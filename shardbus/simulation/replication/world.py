@@ -477,11 +477,15 @@ class ReplicationWorld(Timeline):
         if kind == "remove" and len(members) > fewest:
             members.remove(self.dice.choice(members))
         elif kind == "add" and len(members) < DISKS_MAX:
-            members.append(self._blank())
+            members.append(self.blank())
         else:
             members.remove(lost[0] if lost else self.dice.choice(members))
-            members.append(self._blank())
-        after = next_ring(ring, tuple(members))
+            members.append(self.blank())
+        self.change(ring, tuple(members))
+
+    def change(self, ring: ReplicaRing, members: tuple[RingMember, ...]) -> None:
+        """Have the disks of a ring decide that the next one has these members."""
+        after = next_ring(ring, members)
         store = self.store_object(ring)
 
         def decided(outcome: Outcome) -> None:
@@ -492,7 +496,8 @@ class ReplicationWorld(Timeline):
         work = ChangeValue(0, decide_once(ring_value(after)))
         store.submit(ring_key(after.number), work, OPERATOR_TIMEOUT_S, decided)
 
-    def _blank(self) -> RingMember:
+    def blank(self) -> RingMember:
+        """Return a blank disk."""
         disk = len(self.replicas) + 1
         replica = self.replicas[disk] = SimReplica(self, disk)
         for kind in KINDS_OF_FAULTS:
