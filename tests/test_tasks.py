@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 STARTS = {"create_task", "ensure_future", "run_coroutine_threadsafe"}
 WATCHED = {
     "shardbus/task_set.py _task": "`spawn` hands it to `watch`",
-    "shardbus/replica/joining.py Joining.begin": "it goes through `watch`",
+    "shardbus/replica/joining.py Joining._start": "it goes through `watch`",
     "shardbus/client/regions.py ClientRegions.batch": "`ended` takes the error, which `not_sent`"
     " has counted",
     "shardbus/client/unknown_types.py HeldMessage.send": "it waits for room, which never fails",
