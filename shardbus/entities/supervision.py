@@ -42,6 +42,7 @@ from functools import partial
 from itertools import filterfalse
 from typing import Any, Protocol
 
+from shardbus import errors
 from shardbus.backoff import doubling
 from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import MOVES, Activation, LifeState, LifeStep, Message
@@ -51,15 +52,6 @@ from shardbus.entities.entity_type import Directive, EntityType, Invoker, StopRe
 from shardbus.entities.failures import ON_START, HandlerFailures
 from shardbus.entities.state_sizes import StateSizes
 from shardbus.error_text import is_a, is_exception, text_of, type_name
-from shardbus.errors import (
-    EntityFailed,
-    StaleActivation,
-    StaleFence,
-    StateTooLarge,
-    StateUnreadable,
-    StoreError,
-    StoreUnavailable,
-)
 from shardbus.guarded_log import GuardedLog
 from shardbus.store.journals import Journals
 from shardbus.store.protocol import Reminders
@@ -203,7 +195,9 @@ class EntityCounts:
 
 def _may_pass(error: BaseException) -> bool:
     """True if a start that failed so may succeed soon: the store did not answer."""
-    return is_a(error, StoreError) and not is_a(error, StaleFence, StateTooLarge)
+    return is_a(error, errors.StoreError) and not is_a(
+        error, errors.StaleFence, errors.StateTooLarge
+    )
 
 
 def _wanted(activation: Activation) -> bool:
@@ -340,9 +334,9 @@ class Supervisor:
         """Note a failed start. Returns True if it is not tried again. If supervision or the entity
         decided so, the messages that wait are refused: a next activation would fail alike."""
         self.end_object(activation)
-        unreadable = is_a(error, StateUnreadable)
+        unreadable = is_a(error, errors.StateUnreadable)
         why = f"it does not start: {text_of(error)}"
-        activation.more().start_failure = EntityFailed(type_name(error), why)
+        activation.more().start_failure = errors.EntityFailed(type_name(error), why)
         now = asyncio.get_running_loop().time()
         self.counts.failed.not_started(now, activation.key, error, unreadable=unreadable)
         if self.stops_itself(activation, error):
@@ -380,9 +374,9 @@ class Supervisor:
     def directive(self, error: BaseException) -> Directive:
         """Return the directive for a failure. A state that cannot be read is not read again until
         the next message."""
-        if is_a(error, StateUnreadable):
+        if is_a(error, errors.StateUnreadable):
             return Directive.STOP
-        of_store = is_a(error, StoreError) and not is_a(error, StaleActivation)
+        of_store = is_a(error, errors.StoreError) and not is_a(error, errors.StaleActivation)
         if of_store or not is_exception(error):
             return Directive.RESTART  # memory may be ahead of the store, or half-way
         try:
@@ -473,7 +467,7 @@ class Supervisor:
         if again:
             activation.more().failures += 1
         # A store that fails may fail all entities of a node.
-        stored = is_a(error, StoreUnavailable, StateUnreadable)
+        stored = is_a(error, errors.StoreUnavailable, errors.StateUnreadable)
         output = store_log if stored else log
         output.warning(
             "%s %r %s: %s: %s",
@@ -482,7 +476,7 @@ class Supervisor:
             what,
             type_name(error),
             text_of(error, LOGGED_MAX),
-            exc_info=None if stored or is_a(error, StoreError) else error,
+            exc_info=None if stored or is_a(error, errors.StoreError) else error,
             extra={"shard": activation.shard.shard, "fence": activation.shard.fence},
         )
 

@@ -25,16 +25,10 @@ from shardbus.errors import ShardBusError
 from shardbus.guarded_log import GuardedLog
 from shardbus.ids import Address
 from shardbus.membership import events as ev
+from shardbus.membership import view as seen
 from shardbus.membership.claim_record import named
 from shardbus.membership.founding import FOUNDING
 from shardbus.membership.other_clusters import SUSPECTS_MAX
-from shardbus.membership.view import (
-    FoundingWaits,
-    MembershipView,
-    OtherCluster,
-    OtherClustersChanged,
-    RivalCluster,
-)
 from shardbus.store import claim_registry, node_registry
 from shardbus.store.protocol import Lease, StateStore
 from shardbus.task_set import TaskSet
@@ -56,7 +50,7 @@ class MembershipStore:
         self,
         store: StateStore,
         post: Callable[[ev.Event], None],
-        view: Callable[[], MembershipView | None],
+        view: Callable[[], seen.MembershipView | None],
     ) -> None:
         self._store, self._post, self._view = store, post, view
         self._tasks = TaskSet()
@@ -64,7 +58,7 @@ class MembershipStore:
         """The store's claim to the cluster, as this node got it last."""
         self._rival: tuple[Address, ...] | None = None
         """The members, as far as they are known, of a cluster that has this one's claim."""
-        self.other_clusters: tuple[OtherCluster, ...] = ()
+        self.other_clusters: tuple[seen.OtherCluster, ...] = ()
         self.waits_for = ""
         """Why this node, which is no member, founds no cluster yet."""
         self.suspects: frozenset[Address] = frozenset()
@@ -138,11 +132,11 @@ class MembershipStore:
     def on_notice(self, event: object) -> None:
         """Keep for the pages which other clusters membership has found, and why it waits."""
         match event:
-            case OtherClustersChanged(clusters):
+            case seen.OtherClustersChanged(clusters):
                 self.other_clusters = clusters
-            case RivalCluster(addresses, gone):
+            case seen.RivalCluster(addresses, gone):
                 self._rival = None if gone else addresses
-            case FoundingWaits(reason):
+            case seen.FoundingWaits(reason):
                 self.waits_for = reason
 
     @property
