@@ -38,6 +38,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import filterfalse
 from typing import Any, Protocol
@@ -100,56 +101,37 @@ LOGGED_MAX = 4096
 """Characters of an error's text in a line of the log."""
 
 
+@dataclass(slots=True, eq=False)
 class EntityCounts:
     """Counts of messages and entities, for metrics."""
 
-    __slots__ = (
-        "accepted",
-        "begun",
-        "carried",
-        "cut_off",
-        "dropped",
-        "expired",
-        "failed",
-        "failures",
-        "keep_letter",
-        "own_dropped",
-        "readmitted",
-        "report_drop",
-        "started",
-        "stashed",
-        "stopped",
-        "undone",
-    )
-
-    def __init__(self) -> None:
-        self.accepted = 0
-        """Messages that have arrived, also those that another node forwarded."""
-        self.readmitted = 0
-        """Messages that waited on this node for a home, and got one here."""
-        self.begun = 0
-        """Messages that were handed to a handler; one that is stashed is handed again later."""
-        self.undone = 0
-        """How many of them were stashed, or dropped by an act of their handler."""
-        self.stashed = 0
-        """Messages in stashes now."""
-        self.own_dropped = 0
-        """Drops of messages that entities sent themselves, which have not arrived from anywhere."""
-        self.carried: dict[str, int] = {}
-        """By outcome: entities that were to carry their memory."""
-        self.cut_off = 0
-        self.expired = 0
-        """States that were removed after `state_ttl`."""
-        self.failures = 0
-        self.failed = HandlerFailures()
-        """Which methods and starts failed, and how."""
-        self.dropped: dict[str, int] = {}
-        self.started: dict[str, int] = {}
-        self.stopped: dict[str, int] = {}
-        self.report_drop: Callable[[int, str, int], None] | None = None
-        """Reports dropped tells to their sender: its session's mark, the reason, the number."""
-        self.keep_letter: KeepLetter | None = None
-        """Keeps dropped messages as dead letters."""
+    accepted: int = 0
+    """Messages that have arrived, also those that another node forwarded."""
+    readmitted: int = 0
+    """Messages that waited on this node for a home, and got one here."""
+    begun: int = 0
+    """Messages that were handed to a handler; one that is stashed is handed again later."""
+    undone: int = 0
+    """How many of them were stashed, or dropped by an act of their handler."""
+    stashed: int = 0
+    """Messages in stashes now."""
+    own_dropped: int = 0
+    """Drops of messages that entities sent themselves, which have not arrived from anywhere."""
+    carried: dict[str, int] = field(default_factory=dict)
+    """By outcome: entities that were to carry their memory."""
+    cut_off: int = 0
+    expired: int = 0
+    """States that were removed after `state_ttl`."""
+    failures: int = 0
+    failed: HandlerFailures = field(default_factory=HandlerFailures)
+    """Which methods and starts failed, and how."""
+    dropped: dict[str, int] = field(default_factory=dict)
+    started: dict[str, int] = field(default_factory=dict)
+    stopped: dict[str, int] = field(default_factory=dict)
+    report_drop: Callable[[int, str, int], None] | None = None
+    """Reports dropped tells to their sender: its session's mark, the reason, the number."""
+    keep_letter: KeepLetter | None = None
+    """Keeps dropped messages as dead letters."""
 
     def restarted(self) -> None:
         """Count an entity that starts again after a failure, in the same activation."""

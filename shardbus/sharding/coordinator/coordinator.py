@@ -108,7 +108,7 @@ class Coordinator:
         """The name of the shard function: a table of another one cannot be claimed."""
         self._epoch_claim = EpochClaim(layout, settings.coordinator_failure_backoff)
         self._registry = Registry(settings.min_members, cluster_minimum)
-        self._ledger = ledger.Ledger(layout)
+        self._ledger = ledger.Ledger(ShardTable(0, layout))
         self._outbox = Outbox(me)
         live, proxy = self._registry.is_live, self._registry.is_proxy
         self._direct = DirectMoves(self._ledger, settings, live, proxy)

@@ -23,6 +23,7 @@ Source: S0.32, N.1; docs/architecture.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 
 import msgspec
@@ -135,43 +136,27 @@ class ReportFindings(msgspec.Struct, frozen=True):
     """Homes that the table has at the region, and the region does not host."""
 
 
+@dataclass(slots=True, eq=False)
 class Ledger:
     """The table, and its pending changes."""
 
-    __slots__ = (
-        "_fence",
-        "_fences",
-        "_former",
-        "_ops",
-        "_unwanted",
-        "adopted",
-        "freed",
-        "history",
-        "intents",
-        "rows",
-        "table",
-        "wanted",
-        "writing",
-    )
-
-    def __init__(self, layout: str) -> None:
-        self.table = tables.ShardTable(0, layout)
-        self.wanted: dict[str, WantedHome] = {}
-        self.freed: dict[str, Home] = {}
-        self.adopted: dict[str, Home] = {}
-        self.intents: dict[str, Home | None] = {}
-        """Intents of direct moves to be written; None removes one."""
-        self.writing: PendingWrite | None = None
-        self.history = ShardHistory()
-        self.rows = False
-        """The type has instances: its shards are rows."""
-        self._unwanted: dict[str, None] = {}
-        """Shards that have lost their home and get no other: the store may still have the row."""
-        self._ops = 0
-        self._fence = 0
-        self._fences: dict[str, int] = {}
-        """The fence of each shard's last stored home, whether or not the table still has it."""
-        self._former = 0
+    table: tables.ShardTable
+    wanted: dict[str, WantedHome] = field(default_factory=dict)
+    freed: dict[str, Home] = field(default_factory=dict)
+    adopted: dict[str, Home] = field(default_factory=dict)
+    intents: dict[str, Home | None] = field(default_factory=dict)
+    """Intents of direct moves to be written; None removes one."""
+    writing: PendingWrite | None = None
+    history: ShardHistory = field(default_factory=ShardHistory)
+    rows: bool = False
+    """The type has instances: its shards are rows."""
+    _unwanted: dict[str, None] = field(default_factory=dict)
+    """Shards that have lost their home and get no other: the store may still have the row."""
+    _ops: int = 0
+    _fence: int = 0
+    _fences: dict[str, int] = field(default_factory=dict)
+    """The fence of each shard's last stored home, whether or not the table still has it."""
+    _former: int = 0
 
     def load(
         self, epoch: int, rows: Mapping[str, tuple[NodeId, int]], former: int = 0
