@@ -7,11 +7,12 @@ its sender sends it again if it still waits.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from shardbus.errors import StoreError
 from shardbus.store.journal_protocol import Append, JournalPage, JournalStore, NamePage
 
+T = TypeVar("T")
 Key = tuple[str, str]
 APPENDED = "appended to"
 """The name of an access that has added entries."""
@@ -20,7 +21,7 @@ APPENDED = "appended to"
 class Request(Protocol):
     """Sends a request to the server, which carries `work` out when it arrives."""
 
-    def __call__(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Awaitable[Any]: ...
+    def __call__(self, work: Callable[[], Coroutine[Any, Any, T]], /) -> Awaitable[T]: ...
 
 
 class SimJournals:
@@ -53,8 +54,7 @@ class SimJournals:
                     self._record(APPENDED, one.kind, one.name, one.fence)
             return outcomes
 
-        outcomes: list[StoreError | None] = await self._request(append)
-        return outcomes
+        return await self._request(append)
 
     async def open(
         self, kind: str, shard: str, name: str, fence: int, after: int, limit: int
@@ -67,14 +67,12 @@ class SimJournals:
             self._record("opened", kind, name, fence)
             return page
 
-        page: JournalPage = await self._request(open_one)
-        return page
+        return await self._request(open_one)
 
     async def read(self, kind: str, shard: str, name: str, after: int, limit: int) -> JournalPage:
-        page: JournalPage = await self._request(
+        return await self._request(
             lambda: _of(self._journals.read(kind, shard, name, after, limit))
         )
-        return page
 
     async def trim(
         self, kind: str, shard: str, name: str, fence: int, upto: int, forget: bool = False
@@ -88,9 +86,8 @@ class SimJournals:
         await self._request(trim)
 
     async def page(self, kind: str, cursor: str | None, limit: int) -> NamePage:
-        names: NamePage = await self._request(lambda: _of(self._journals.page(kind, cursor, limit)))
-        return names
+        return await self._request(lambda: _of(self._journals.page(kind, cursor, limit)))
 
 
-async def _of(work: Awaitable[Any]) -> Any:
+async def _of(work: Awaitable[T]) -> T:
     return await work
