@@ -167,7 +167,7 @@ class StopRequest:
         return next((at for at, message in enumerate(mailbox or ()) if message.own), None)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Extras:
     """The state that few entities need: timers, a stash, piped work, an idle timeout of their own,
     a stop request, the error of a start that is not tried again, failures, the last failure of a
@@ -221,7 +221,7 @@ class Extras:
         self.timers.clear()
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Shard:
     """A shard that this node hosts: its fence, the messages it admits, and its activations.
 

@@ -39,7 +39,7 @@ from math import inf
 from shardbus.transport.suspend_clock import suspend_clock
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class SuspensionGate:
     """Whether the entities of one node may handle messages now. `clock` is the clock of
     `valid_until`, in seconds."""

@@ -101,7 +101,7 @@ LOGGED_MAX = 4096
 """Characters of an error's text in a line of the log."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class EntityCounts:
     """Counts of messages and entities, for metrics."""
 
@@ -205,30 +205,26 @@ def _end(pause: asyncio.Future[None]) -> None:
         pause.set_result(None)
 
 
+@dataclass(eq=False, repr=False)
 class Supervisor:
     """Starts entities of one type. `tick` is the node's coarse time. `end_work(activation)` ends an
     activation's timers and work."""
 
-    def __init__(
-        self,
-        kind: EntityType,
-        settings: ShardingSettings,
-        keeper: StateLoader,
-        end_work: Callable[[Activation], None],
-    ) -> None:
-        self.counts = EntityCounts()
-        self.tick = 0
-        self._kind, self._settings, self._keeper = kind, settings, keeper
-        self._end_work = end_work
-        self.carrying: CarriedStates | None = None
-        """The carried memory of entities, of a type that carries."""
-        self.sizes: StateSizes | None = None
-        self.load_reminders: LoadReminders | None = None
-        """Reads the reminders of an entity that starts; None: its type sets none."""
-        self.load_state: LoadState | None = None
-        """Gives an object the state of a type whose states have the number of an event."""
-        self.load_merged: LoadMerged | None = None
-        """Gives an object the state of a type whose states merge."""
+    _kind: EntityType
+    _settings: ShardingSettings
+    _keeper: StateLoader
+    _end_work: Callable[[Activation], None]
+    counts: EntityCounts = field(default_factory=EntityCounts)
+    tick: int = 0
+    carrying: CarriedStates | None = None
+    """The carried memory of entities, of a type that carries."""
+    sizes: StateSizes | None = None
+    load_reminders: LoadReminders | None = None
+    """Reads the reminders of an entity that starts; None: its type sets none."""
+    load_state: LoadState | None = None
+    """Gives an object the state of a type whose states have the number of an event."""
+    load_merged: LoadMerged | None = None
+    """Gives an object the state of a type whose states merge."""
 
     async def start(self, activation: Activation) -> None:
         """Construct, load the state, run `on_start`; again after a backoff while that fails."""

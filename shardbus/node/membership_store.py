@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 
 from shardbus.errors import ShardBusError
 from shardbus.guarded_log import GuardedLog
@@ -42,27 +43,24 @@ ANNOUNCED_WITHIN_S = 2.0
 Request = ev.AcquireLease | ev.ReadClaim | ev.WriteClaim | ev.FreeClaim
 
 
+@dataclass(eq=False, repr=False)
 class MembershipStore:
     """Performs the requests of one node's membership. `post` hands it an event; `view` is its last
     view."""
 
-    def __init__(
-        self,
-        store: StateStore,
-        post: Callable[[ev.Event], None],
-        view: Callable[[], seen.MembershipView | None],
-    ) -> None:
-        self._store, self._post, self._view = store, post, view
-        self._tasks = TaskSet()
-        self._claim: Lease | None = None
-        """The store's claim to the cluster, as this node got it last."""
-        self._rival: tuple[Address, ...] | None = None
-        """The members, as far as they are known, of a cluster that has this one's claim."""
-        self.other_clusters: tuple[seen.OtherCluster, ...] = ()
-        self.waits_for = ""
-        """Why this node, which is no member, founds no cluster yet."""
-        self.suspects: frozenset[Address] = frozenset()
-        """Nodes that the store names and that were no members when they were looked for."""
+    _store: StateStore
+    _post: Callable[[ev.Event], None]
+    _view: Callable[[], seen.MembershipView | None]
+    _tasks: TaskSet = field(default_factory=TaskSet)
+    _claim: Lease | None = None
+    """The store's claim to the cluster, as this node got it last."""
+    _rival: tuple[Address, ...] | None = None
+    """The members, as far as they are known, of a cluster that has this one's claim."""
+    other_clusters: tuple[seen.OtherCluster, ...] = ()
+    waits_for: str = ""
+    """Why this node, which is no member, founds no cluster yet."""
+    suspects: frozenset[Address] = field(default_factory=frozenset)
+    """Nodes that the store names and that were no members when they were looked for."""
 
     def perform(self, request: Request) -> None:
         """Begin a request of membership."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -73,6 +74,7 @@ class Question:
         return self.answer(*arguments)
 
 
+@dataclass(eq=False, repr=False)
 class NodeRpc:
     """Answers questions of other nodes, and asks theirs.
 
@@ -85,17 +87,12 @@ class NodeRpc:
 
     TYPE = QUESTION_TYPE
 
-    def __init__(
-        self,
-        me: NodeId,
-        session_to: Callable[[NodeId], Session],
-        timeout: Callable[[NodeId, str], float],
-        members: Callable[[], list[NodeId]],
-    ) -> None:
-        self._me, self._session_to = me, session_to
-        self._timeout, self.members = timeout, members
-        self._questions: dict[str, Question] = {}
-        self._work = TaskSet()
+    _me: NodeId
+    _session_to: Callable[[NodeId], Session]
+    _timeout: Callable[[NodeId, str], float]
+    members: Callable[[], list[NodeId]]
+    _questions: dict[str, Question] = field(default_factory=dict)
+    _work: TaskSet = field(default_factory=TaskSet)
 
     def register(self, name: str, answer: Callable[..., Any], *, to_clients: bool = False) -> None:
         """Answer the question `name` with `answer`, which returns plain data or a coroutine. With

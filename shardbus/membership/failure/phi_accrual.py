@@ -34,7 +34,7 @@ EVEN = 0.302
 longer."""
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@dataclass(slots=True, eq=False, repr=False, kw_only=True)
 class PhiAccrual:
     """The suspicion of one node. Times are seconds of one monotonic clock."""
 

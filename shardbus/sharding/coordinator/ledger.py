@@ -136,7 +136,7 @@ class ReportFindings(msgspec.Struct, frozen=True):
     """Homes that the table has at the region, and the region does not host."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Ledger:
     """The table, and its pending changes."""
 

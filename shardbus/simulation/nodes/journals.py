@@ -7,6 +7,7 @@ its sender sends it again if it still waits.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from shardbus.errors import StoreError
@@ -24,20 +25,16 @@ class Request(Protocol):
     def __call__(self, work: Callable[[], Coroutine[Any, Any, T]], /) -> Awaitable[T]: ...
 
 
+@dataclass(eq=False, repr=False)
 class SimJournals:
     """One process's client: a `JournalStore` over `journals`, which never waits. `order` returns
     the check, for the time when a request of these journals is carried out, that none is late.
     `record` notes that a journal was accessed: how, its kind, its name and the fence."""
 
-    def __init__(
-        self,
-        journals: JournalStore,
-        request: Request,
-        order: Callable[[Sequence[Key]], Callable[[], None]],
-        record: Callable[[str, str, str, int], None],
-    ) -> None:
-        self._journals, self._request, self._order = journals, request, order
-        self._record = record
+    _journals: JournalStore
+    _request: Request
+    _order: Callable[[Sequence[Key]], Callable[[], None]]
+    _record: Callable[[str, str, str, int], None]
 
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
         batch = list(appends)
