@@ -281,5 +281,5 @@ def test_a_client_is_its_own_copy_and_is_not_pickled(make: Any) -> None:
     client = make("tcp://127.0.0.1:7355", cluster="shop")
     assert copy.copy(client) is client
     assert copy.deepcopy({"client": client})["client"] is client
-    with pytest.raises(TypeError, match="cannot be pickled: .* make one in each process"):
+    with pytest.raises(TypeError, match=r"cannot be pickled: .* make one in each process"):
         pickle.dumps(client)
