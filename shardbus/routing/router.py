@@ -439,11 +439,15 @@ class Router:
             return out.future_ask(key, entity_id, payload, timeout_ms, decode, run)
         future = self._create_future()
         chain = () if run is None else run.chain
-        if out is None:
-            waits = future, decode, timeout_ms
-            self.deliver(self.pending(key, route, entity_id, payload, binding, waits, chain))
-        else:
-            out.ask(key, entity_id, payload, timeout_ms, future, decode, chain)
+        try:
+            if out is None:
+                waits = future, decode, timeout_ms
+                self.deliver(self.pending(key, route, entity_id, payload, binding, waits, chain))
+            else:
+                out.ask(key, entity_id, payload, timeout_ms, future, decode, chain)
+        except BaseException:
+            future.cancel()  # no caller gets it, so none awaits it
+            raise
         if run is not None:
             run.asked((key[0], entity_id), future)
         return future
