@@ -283,11 +283,13 @@ def _flag(option: Option, value: object) -> bool:
 
 
 def _text(option: Option, value: object) -> str:
-    if isinstance(value, str) and (value.isprintable() or value == ""):
-        if not option.choices or value in option.choices or (option.named and ":" in value):
-            return value
+    line = value if isinstance(value, str) and (value.isprintable() or value == "") else None
+    if line is not None and (not option.choices or line in option.choices):
+        return line
     if not option.choices:
         raise ConfigError("not a text on one line")
+    if line is not None and option.named and ":" in line:
+        return line
     or_named = ", or a function of yours as module:name" if option.named else ""
     raise ConfigError(f"must be one of {', '.join(option.choices)}{or_named}")
 
