@@ -40,7 +40,7 @@ ROOT = Path(__file__).parent.parent
 Figures = tuple[float, float]
 """Asks a second, and the median of their durations in microseconds."""
 Run = Callable[[float], Awaitable[Figures]]
-"""Asks for so many seconds."""
+"""Asks for this number of seconds."""
 
 
 @asynccontextmanager

@@ -577,8 +577,9 @@ def _reader(invoker: Invoker) -> Callable[[Any], Message]:
     delivery that a mailbox has decoded, too. It may raise anything."""
     one, single, decoders = invoker.one, invoker.single, invoker.decoders
 
-    def read(payload: bytes | DeliveryNumber) -> Message:
-        number = payload if payload.__class__ is DeliveryNumber else read_number(payload)  # type: ignore[arg-type]
+    def read(payload: Any) -> Message:
+        number: DeliveryNumber | KeyedAsk
+        number = payload if payload.__class__ is DeliveryNumber else read_number(payload)
         if isinstance(number, DeliveryNumber) and number.kind == _SKIP:
             return number, ()
         body = number.arguments

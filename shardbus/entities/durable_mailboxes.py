@@ -285,7 +285,7 @@ class DurableMailboxes:
             start=self._on_listed,
             again=self._recover,
             settled=host.maybe_down,
-            start_elsewhere=self._no_start,
+            start_elsewhere=no_start,
         )
 
     # ---- arrivals
@@ -598,7 +598,7 @@ class DurableMailboxes:
         host, machine = self._host, box.machine
         try:
             if listing is not None:
-                await self._until_listed(box, listing)
+                await until_listed(host.name, box.key, listing)
             await answer
             if host.gate.close_if_due():
                 await host.gate.passed()
@@ -621,20 +621,6 @@ class DurableMailboxes:
             box.listed = self._host.loop.create_future()
             self.lists.add(box.hosted, box)
         return box.listed
-
-    async def _until_listed(self, box: EntityMailbox, listing: asyncio.Future[None]) -> None:
-        """Wait until the store lists an entity.
-
-        Raises:
-            StoreUnavailable: it is not listed in time. Its messages may be stored.
-        """
-        try:
-            async with asyncio.timeout(LISTED_WITHIN_S):
-                await asyncio.shield(listing)
-        except TimeoutError:
-            text = f"{self._host.name} {box.key!r} is not listed for its mailbox"
-            hint = "see why the store does not answer"
-            raise StoreUnavailable(text, hint=hint) from None
 
     def _on_listed(self, box: EntityMailbox) -> None:
         if box.listed is not None and not box.listed.done():
@@ -683,7 +669,7 @@ class DurableMailboxes:
 
     async def _take_over(self, hosted: Shard, key: str) -> None:
         try:
-            if self._belongs(hosted, key):
+            if belongs(self._shard_of, hosted, key):
                 box = self._box_of(hosted, key, makes=True)
                 if box is not None and box.machine.is_empty:
                     self._act(box, box.machine.doubt())
@@ -692,12 +678,6 @@ class DurableMailboxes:
         finally:
             self._opening -= 1
             self._host.loop.call_soon(self._recover_some)
-
-    def _belongs(self, hosted: Shard, key: str) -> bool:
-        try:
-            return self._shard_of(key) == hosted.shard
-        except ConfigError:
-            return True  # it is nowhere else
 
     async def _relocate(self, hosted: Shard, key: str) -> None:
         """Send the messages of an entity that belongs to another shard to it, and remove them."""
@@ -720,10 +700,6 @@ class DurableMailboxes:
             host.loop.call_later(AGAIN_S, self._recover, hosted, key)
         else:
             self.lists.forget(hosted, key)
-
-    @staticmethod
-    async def _no_start(entity_id: str) -> None:
-        """Start nothing: the messages of an entity in another shard start it."""
 
     # ---- shards
 
@@ -859,6 +835,33 @@ class DurableMailboxes:
             text = f"message {place} is not the first that waits in the mailbox of {key!r:.100}"
             raise Refused(text, hint="`shardbus mailbox TYPE ID` has its number")
         self._act(box, box.machine.retry())
+
+
+async def until_listed(name: str, key: str, listing: asyncio.Future[None]) -> None:
+    """Wait until the store lists an entity.
+
+    Raises:
+        StoreUnavailable: it is not listed in time. Its messages may be stored.
+    """
+    try:
+        async with asyncio.timeout(LISTED_WITHIN_S):
+            await asyncio.shield(listing)
+    except TimeoutError:
+        text = f"{name} {key!r} is not listed for its mailbox"
+        hint = "see why the store does not answer"
+        raise StoreUnavailable(text, hint=hint) from None
+
+
+def belongs(shard_of: Callable[[str], str], hosted: Shard, key: str) -> bool:
+    """True if an entity belongs to this shard."""
+    try:
+        return shard_of(key) == hosted.shard
+    except ConfigError:
+        return True  # it is nowhere else
+
+
+async def no_start(entity_id: str) -> None:
+    """Start nothing: the messages of an entity in another shard start it."""
 
 
 def mailboxes_of(host: Any, *services: Any) -> DurableMailboxes | None:
