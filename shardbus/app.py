@@ -30,12 +30,8 @@ from shardbus.placement import ExternalAllocation
 from shardbus.routing.refs import ASK_TIMEOUT_MS
 from shardbus.routing.region import Region
 from shardbus.routing.sent import Sent, awaited
+from shardbus.wire import schema
 from shardbus.wire.rejections import check_rejection
-from shardbus.wire.schema import (
-    Interface,
-    check_type,
-    is_message_class,
-)
 from shardbus.wire.stored_state import NoStates
 
 if TYPE_CHECKING:
@@ -80,11 +76,11 @@ class ShardBus:
         if issubclass(cls, Rejection):
             check_rejection(cls)
             return cls
-        if not is_message_class(cls):
+        if not schema.is_message_class(cls):
             raise ConfigError(
                 f"{cls.__name__} is not a dataclass, msgspec.Struct or pydantic model"
             )
-        check_type(f"message {cls.__name__}", cls)
+        schema.check_type(f"message {cls.__name__}", cls)
         self._messages.append(cls)
         return cls
 
@@ -457,7 +453,7 @@ class ShardBus:
 
     def _type(self, kind: str | type) -> EntityType:
         interface = getattr(kind, "__shardbus_interface__", None)
-        name = interface.name if isinstance(interface, Interface) else kind
+        name = interface.name if isinstance(interface, schema.Interface) else kind
         if name not in self.types:
             raise ConfigError(f"there is no entity type {name!r}")
         return self.types[name]

@@ -62,40 +62,14 @@ from shardbus.shells.region import RegionShell, region_of
 from shardbus.store.protocol import StateStore
 
 __all__ = [
-    "Cluster",
-    "ConvergenceChanged",
-    "DomainEvent",
-    "DowningDecided",
-    "FoundingWaits",
-    "LeaderChanged",
-    "Member",
-    "MemberDowned",
-    "MemberExiting",
-    "MemberJoined",
-    "MemberLeaving",
-    "MemberPreparingForShutdown",
-    "MemberReadyForShutdown",
-    "MemberRemoved",
-    "MemberUp",
-    "MemberWeaklyUp",
-    "MembershipView",
-    "MetaChanged",
-    "OtherCluster",
-    "OtherClustersChanged",
-    "PartitionChange",
-    "PartitionTable",
-    "QuarantinedMember",
-    "ReachableMember",
-    "RivalCluster",
-    "RoleLeaderChanged",
-    "SelfStarved",
-    "Service",
-    "ServiceChanged",
-    "SlowHeartbeat",
-    "Status",
-    "Subscription",
-    "UnreachableMember",
-]
+    "Cluster", "ConvergenceChanged", "DomainEvent", "DowningDecided", "FoundingWaits",
+    "LeaderChanged", "Member", "MemberDowned", "MemberExiting", "MemberJoined", "MemberLeaving",
+    "MemberPreparingForShutdown", "MemberReadyForShutdown", "MemberRemoved", "MemberUp",
+    "MemberWeaklyUp", "MembershipView", "MetaChanged", "OtherCluster", "OtherClustersChanged",
+    "PartitionChange", "PartitionTable", "QuarantinedMember", "ReachableMember", "RivalCluster",
+    "RoleLeaderChanged", "SelfStarved", "Service", "ServiceChanged", "SlowHeartbeat", "Status",
+    "Subscription", "UnreachableMember",
+]  # fmt: skip
 
 
 POLL_S = 0.02

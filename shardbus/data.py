@@ -21,14 +21,6 @@ from shardbus.replication.kinds import (
 from shardbus.store.replicated_data import ReplicatedData
 
 __all__ = [
-    "Counter",
-    "Flag",
-    "GrowSet",
-    "Map",
-    "MultiMap",
-    "PNCounter",
-    "Register",
-    "ReplicatedData",
-    "Set",
-    "Versioned",
-]
+    "Counter", "Flag", "GrowSet", "Map", "MultiMap", "PNCounter", "Register", "ReplicatedData",
+    "Set", "Versioned",
+]  # fmt: skip

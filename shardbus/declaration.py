@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from types import CodeType
 from typing import Any, cast
 
+from shardbus import handlers
 from shardbus.config.options import closest, unknown
 from shardbus.config.settings import ShardingSettings
 from shardbus.entities.entity_options import ARGUMENTS, DEFAULTS, EntityOptions, Supervision
@@ -38,18 +39,6 @@ from shardbus.entities.unfinished_work import returns_values
 from shardbus.entity import Entity, Handler, behaviours_of, current_behaviour
 from shardbus.errors import ConfigError
 from shardbus.event_sourced import events_of
-from shardbus.handlers import (
-    check_handler,
-    check_hooks,
-    check_method,
-    check_sync,
-    described,
-    handlers_of,
-    no_handlers_of,
-    own_annotations,
-    owner_of,
-    without_handler,
-)
 from shardbus.ids import check_id
 from shardbus.projection import Projection, check_projection, projected_events, source_of
 from shardbus.replication.kinds import KINDS
@@ -150,7 +139,7 @@ def entity_type_of(
         projection = projected_events(cls, name, source)
         shape["states"] = shape["states"] or StateCodec(name, NoState, decoder(NoState), 1)
     if invokers.keys() == {START} and not shape["starts"] and projection is None:
-        raise without_handler(cls)
+        raise handlers.without_handler(cls)
     durable = options.get("durable_mailbox", False)
     events = None
     if projection is None:
@@ -312,8 +301,8 @@ def check_carrying(
             f"{kind!r}: carry needs a state, or both dehydrate and rehydrate",
             hint="def dehydrate(self) -> bytes, and def rehydrate(self, data: bytes) -> None",
         )
-    check_sync(cls, "dehydrate", "def dehydrate(self) -> bytes")
-    check_sync(cls, "rehydrate", "def rehydrate(self, data: bytes) -> None", b"")
+    handlers.check_sync(cls, "dehydrate", "def dehydrate(self) -> bytes")
+    handlers.check_sync(cls, "rehydrate", "def rehydrate(self, data: bytes) -> None", b"")
 
 
 def declared_settings(name: str, options: EntityOptions) -> dict[str, object]:
@@ -362,11 +351,11 @@ def interface_of(
     """Return the interface of a type: its handlers, its messages, and the shards of its ids."""
     check_id("an entity type", name)
     methods = {}
-    for attribute, value in handlers_of(cls).items():
-        check_handler(cls, attribute, value)
+    for attribute, value in handlers.handlers_of(cls).items():
+        handlers.check_handler(cls, attribute, value)
         with _of_class(cls):
-            owner = owner_of(cls, attribute)
-            function = described(value.function)
+            owner = handlers.owner_of(cls, attribute)
+            function = handlers.described(value.function)
             methods[attribute] = method(attribute, function, owner, bindings_in(cls, owner))
     layout = f"crc32/{shards}"
     if shard_of is not None:
@@ -374,8 +363,8 @@ def interface_of(
         layout, shard_of = layout_of(checked, shard_of, shards), checked
     receive = receive_of(cls)
     with _of_class(cls):
-        messages = message_decoders(receive and described(receive), ())
-    no_handlers = no_handlers_of(cls)
+        messages = message_decoders(receive and handlers.described(receive), ())
+    no_handlers = handlers.no_handlers_of(cls)
     return Interface(name, shards, layout, methods, messages, shard_of, no_handlers=no_handlers)
 
 
@@ -487,7 +476,7 @@ def classes_of(kind: str, classes: Iterable[object]) -> list[type]:
 def invokers_of(cls: type, interface: Interface, classes: list[type]) -> dict[str, Invoker]:
     """Return the invoker of every handler and message class, by name."""
     invokers: dict[str, Invoker] = {}
-    for name, value in handlers_of(cls).items():
+    for name, value in handlers.handlers_of(cls).items():
         function, waits = _placed(cls, name, value)
         known = interface.methods[name]
         decoders = known.decoders
@@ -506,7 +495,7 @@ def invokers_of(cls: type, interface: Interface, classes: list[type]) -> dict[st
     invokers[START] = Invoker(START, lambda entity: None, False, {NO_ARGUMENTS[0]: lambda _: ()})
     receive, behaviours = receive_of(cls), behaviours_of(cls)
     if receive is not None:
-        shown, takers = described(receive), [described(one) for one in behaviours]
+        shown, takers = handlers.described(receive), [handlers.described(one) for one in behaviours]
         with _of_class(cls):
             interface.messages = message_decoders(shown, classes, takers)
             readers = message_readers(shown, classes, takers)
@@ -580,10 +569,10 @@ def receive_of(cls: type) -> Callable[..., Any] | None:
     """
     static = inspect.getattr_static(cls, "receive", None)
     if static is not None:
-        check_method(f"{cls.__name__}.receive", RECEIVE, static, (None,))
+        handlers.check_method(f"{cls.__name__}.receive", RECEIVE, static, (None,))
     for one in behaviours_of(cls):
         name = getattr(one, "__name__", "")
-        check_method(f"{cls.__name__}.{name}", f"def {name}(self, message)", one, (None,))
+        handlers.check_method(f"{cls.__name__}.{name}", f"def {name}(self, message)", one, (None,))
     receive: Callable[..., Any] | None = getattr(cls, "receive", None)
     return receive
 
@@ -616,7 +605,7 @@ def shape_of(
 ) -> dict[str, Any]:
     """Return which hooks the class has, and its state: `states` of its own, or one that is `merged`
     of those of its instances."""
-    check_hooks(cls)
+    handlers.check_hooks(cls)
     _check_item(cls)
     state_class = _state_class(cls)
     letter = next((letter for letter, each in KINDS.items() if each is state_class), None)
@@ -706,10 +695,10 @@ def _states(cls: type, kind: str, version: object, wanted: Any) -> StateCodec | 
 def _state_class(cls: type) -> Any:
     """Return the annotation of `state`; None if there is none. The class may have others, which
     only type checkers can read."""
-    owner = next((base for base in cls.__mro__ if "state" in own_annotations(base)), None)
+    owner = next((base for base in cls.__mro__ if "state" in handlers.own_annotations(base)), None)
     if owner is None:
         return None
-    annotation = _resolved(cls, owner, own_annotations(owner)["state"])
+    annotation = _resolved(cls, owner, handlers.own_annotations(owner)["state"])
     with _of_class(cls):
         return bound(annotation, bindings_in(cls, owner))
 
@@ -752,7 +741,7 @@ def strategy_of(cls: type, given: AllocationStrategy | str | None) -> Allocation
 
 
 def _annotations(cls: type) -> set[str]:
-    return {name for base in cls.__mro__ for name in own_annotations(base)}
+    return {name for base in cls.__mro__ for name in handlers.own_annotations(base)}
 
 
 def supervision_of(given: Supervision | None) -> Callable[[Exception], Directive]:

@@ -43,16 +43,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
+from shardbus import errors
 from shardbus.admin.page_table import administer
 from shardbus.config.settings import Settings
 from shardbus.config.validation import check_exposure
-from shardbus.errors import (
-    ConfigError,
-    NodeLost,
-    Refused,
-    ShardBusError,
-    StoreUnavailable,
-)
 from shardbus.guarded_log import GuardedLog
 from shardbus.membership.events import DOWNED, LEFT
 from shardbus.node.app_version import version_source, with_version
@@ -150,12 +144,12 @@ class EmbeddedNode:
             NodeLost: no seed answers, or the node has ended before it was up.
         """
         if self._begun:
-            raise ConfigError(
+            raise errors.ConfigError(
                 "an embedded node is started once",
                 hint="call bus.run again; lifespan(lambda: bus.run(...)) does at each start",
             )
         if self._bus.runs:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"a node of {self._bus.name!r} runs in this process already",
                 hint="one ShardBus runs one node; make another ShardBus",
             )
@@ -190,7 +184,7 @@ class EmbeddedNode:
                 await served.start(self._ask_to_end)
                 self._served = served
                 await self._until_ready(served)
-            except StoreUnavailable as error:
+            except errors.StoreUnavailable as error:
                 await served.close()
                 await wait.after(error)
             except BaseException:
@@ -221,8 +215,8 @@ class EmbeddedNode:
         if node.membership.stopped.done():
             self.reason = node.membership.stopped.result()
             if node.membership.refusals:
-                raise Refused(self.reason)
-            raise NodeLost(self.reason)
+                raise errors.Refused(self.reason)
+            raise errors.NodeLost(self.reason)
         ready.result()
 
     async def stop(self) -> bool:
@@ -287,13 +281,13 @@ class EmbeddedNode:
                 self.reason = LEFT
                 return None
             served = ServedNode(self._bus, self._settings, administer)
-        except ShardBusError as error:
+        except errors.ShardBusError as error:
             self.reason = f"not rejoined: {error}"
             return None
         try:
             await served.start(self._ask_to_end, by, self._turn)
             self._served = served
-        except ShardBusError as error:
+        except errors.ShardBusError as error:
             self.reason = f"not rejoined: {error}"
             await served.close()
             return None
@@ -368,7 +362,7 @@ class _OwnReplica:
                 doing.cancel()
                 await asyncio.wait({doing})
         if doing.cancelled() and self._unusable.done():
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"the replica of this node {self._unusable.result()} before it listened",
                 hint="its lines in the log say why: store.port or store.path may be in use",
             )

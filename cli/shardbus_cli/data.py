@@ -22,19 +22,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardbus_cli import output
+from shardbus_cli import output, parameters
 from shardbus_cli.app_and_cluster import NamedCluster, app_named, runs
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
-from shardbus_cli.parameters import (
-    NODE_URL,
-    App,
-    AppOfCluster,
-    AppOption,
-    ClusterName,
-    Json,
-    NodeUrl,
-    StoreUrl,
-)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -58,11 +48,11 @@ Types = Annotated[list[str], typer.Argument(metavar="TYPE...", help="Names of en
 @app.command()
 def show(
     types: Types,
-    store: StoreUrl,
-    cluster: ClusterName = None,
-    app: AppOfCluster = None,
-    node: NodeUrl = NODE_URL,
-    as_json: Json = False,
+    store: parameters.StoreUrl,
+    cluster: parameters.ClusterName = None,
+    app: parameters.AppOfCluster = None,
+    node: parameters.NodeUrl = parameters.NODE_URL,
+    as_json: parameters.Json = False,
 ) -> None:
     """Show the stored shard tables of some types."""
     import asyncio
@@ -79,10 +69,10 @@ def show(
 @app.command()
 def remove(
     types: Types,
-    store: StoreUrl,
-    cluster: ClusterName = None,
-    app: AppOfCluster = None,
-    node: NodeUrl = NODE_URL,
+    store: parameters.StoreUrl,
+    cluster: parameters.ClusterName = None,
+    app: parameters.AppOfCluster = None,
+    node: parameters.NodeUrl = parameters.NODE_URL,
 ) -> None:
     """Remove the stored shard tables of some types. The cluster must be stopped."""
     import asyncio
@@ -95,14 +85,14 @@ def remove(
 @app.command()
 def repair(
     types: Types,
-    store: StoreUrl,
-    cluster: ClusterName = None,
-    app: AppOfCluster = None,
+    store: parameters.StoreUrl,
+    cluster: parameters.ClusterName = None,
+    app: parameters.AppOfCluster = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Report, write nothing; exit code 5 if it would.")
     ] = False,
-    node: NodeUrl = NODE_URL,
-    as_json: Json = False,
+    node: parameters.NodeUrl = parameters.NODE_URL,
+    as_json: parameters.Json = False,
 ) -> None:
     """Repair epochs, fences and rows that no node can have written. The cluster must be stopped."""
     import asyncio
@@ -121,15 +111,15 @@ def repair(
 
 @app.command()
 def migrate(
-    store: StoreUrl,
-    application: App = None,
-    app: AppOption = None,
-    cluster: ClusterName = None,
+    store: parameters.StoreUrl,
+    application: parameters.App = None,
+    app: parameters.AppOption = None,
+    cluster: parameters.ClusterName = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Count, write nothing; exit code 5 if it would.")
     ] = False,
-    node: NodeUrl = NODE_URL,
-    as_json: Json = False,
+    node: parameters.NodeUrl = parameters.NODE_URL,
+    as_json: parameters.Json = False,
 ) -> None:
     """Move stored states to where this release, or APP, looks for them. The cluster must be
     stopped."""

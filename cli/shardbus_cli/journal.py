@@ -14,19 +14,10 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from shardbus_cli import output
+from shardbus_cli import output, parameters
 from shardbus_cli.app_and_cluster import NamedCluster
 from shardbus_cli.data import opened, refuse_if_running
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
-from shardbus_cli.parameters import (
-    NODE_URL,
-    AppOfCluster,
-    ClusterName,
-    Json,
-    Limit,
-    NodeUrl,
-    StoreUrl,
-)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -48,13 +39,13 @@ Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the entity.")]
 def show(
     kind: Type,
     entity_id: Id,
-    store: StoreUrl,
+    store: parameters.StoreUrl,
     after: Annotated[int, typer.Option(min=0, help="Only events after this number.")] = 0,
-    limit: Limit = 100,
-    cluster: ClusterName = None,
-    app: AppOfCluster = None,
-    node: NodeUrl = NODE_URL,
-    as_json: Json = False,
+    limit: parameters.Limit = 100,
+    cluster: parameters.ClusterName = None,
+    app: parameters.AppOfCluster = None,
+    node: parameters.NodeUrl = parameters.NODE_URL,
+    as_json: parameters.Json = False,
 ) -> None:
     """List the stored events of one entity."""
     from shardbus.store.journal_transfer import shown_event
@@ -93,10 +84,10 @@ def show(
 def export(
     kind: Type,
     entity_id: Id,
-    store: StoreUrl,
-    cluster: ClusterName = None,
-    app: AppOfCluster = None,
-    node: NodeUrl = NODE_URL,
+    store: parameters.StoreUrl,
+    cluster: parameters.ClusterName = None,
+    app: parameters.AppOfCluster = None,
+    node: parameters.NodeUrl = parameters.NODE_URL,
 ) -> None:
     """Print the journal of one entity as lines of JSON, with its snapshot."""
     from shardbus.store.journal_transfer import journal_lines
@@ -117,13 +108,13 @@ def export(
 
 @app.command("import")
 def import_(
-    store: StoreUrl,
+    store: parameters.StoreUrl,
     file: Annotated[
         str, typer.Argument(metavar="[FILE]", help="Lines of an export; - is standard input.")
     ] = "-",
-    cluster: ClusterName = None,
-    app: AppOfCluster = None,
-    node: NodeUrl = NODE_URL,
+    cluster: parameters.ClusterName = None,
+    app: parameters.AppOfCluster = None,
+    node: parameters.NodeUrl = parameters.NODE_URL,
 ) -> None:
     """Write the journal of one entity, which has none in this store. No node may run."""
     from shardbus.store.journal_transfer import import_journal

@@ -7,18 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardbus_cli import node_flags, output
+from shardbus_cli import node_flags, output, parameters
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.node_http import NodeHttp
-from shardbus_cli.parameters import (
-    NODE_URL,
-    App,
-    AppOption,
-    AsJson,
-    Assignments,
-    ConfigFile,
-    NodeUrl,
-)
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -36,9 +27,9 @@ Member = Annotated[str, typer.Argument(metavar="NODE", help="host:port#uid or ho
 
 @app.command()
 def start(
-    application: App = None,
-    app: AppOption = None,
-    file: ConfigFile = None,
+    application: parameters.App = None,
+    app: parameters.AppOption = None,
+    file: parameters.ConfigFile = None,
     host: node_flags.Host = None,
     port: node_flags.Port = None,
     gossip_port: node_flags.GossipPort = None,
@@ -51,7 +42,7 @@ def start(
     store: node_flags.Store = None,
     log_level: node_flags.LogLevel = None,
     log_format: node_flags.LogFormat = None,
-    assignments: Assignments = None,
+    assignments: parameters.Assignments = None,
     ready_fd: Annotated[
         int | None,
         typer.Option(
@@ -285,8 +276,8 @@ def leave(
     member: Annotated[
         str, typer.Argument(metavar="[NODE]", help="host:port#uid; the asked node by default.")
     ] = "self",
-    node: NodeUrl = NODE_URL,
-    as_json: AsJson = False,
+    node: parameters.NodeUrl = parameters.NODE_URL,
+    as_json: parameters.AsJson = False,
 ) -> None:
     """Ask a node to hand off its shards and leave."""
     _act(node, member, "leave", as_json)
@@ -298,8 +289,8 @@ def down(
     force: Annotated[
         bool, typer.Option("--force", help="Remove it at once, without convergence.")
     ] = False,
-    node: NodeUrl = NODE_URL,
-    as_json: AsJson = False,
+    node: parameters.NodeUrl = parameters.NODE_URL,
+    as_json: parameters.AsJson = False,
 ) -> None:
     """Declare a node dead. Only for a node whose process has certainly ended."""
     _act(node, member, "down", as_json, force="true" if force else None)

@@ -20,18 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from shardbus_cli import output
+from shardbus_cli import output, parameters
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.node_http import NodeHttp
-from shardbus_cli.parameters import (
-    NODE_URL,
-    AsJson,
-    EntityId,
-    EntityType,
-    NodeUrl,
-    Secret,
-    duration,
-)
 
 if TYPE_CHECKING:
     from shardbus import AsyncClient
@@ -50,7 +41,9 @@ Words = Annotated[
 
 Timeout = Annotated[
     float,
-    duration("Longest wait for the answer or receipt: 2, 2s, 100ms.", DEFAULT_TIMEOUT_S, 0.001),
+    parameters.duration(
+        "Longest wait for the answer or receipt: 2, 2s, 100ms.", DEFAULT_TIMEOUT_S, 0.001
+    ),
 ]
 
 
@@ -90,13 +83,13 @@ def parse_words(words: list[str]) -> tuple[str | None, list[Any]]:
 
 
 def tell(
-    entity_type: EntityType,
-    entity_id: EntityId,
+    entity_type: parameters.EntityType,
+    entity_id: parameters.EntityId,
     words: Words = None,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     to: To = None,
-    node: NodeUrl = NODE_URL,
-    secret: Secret = None,
+    node: parameters.NodeUrl = parameters.NODE_URL,
+    secret: parameters.Secret = None,
 ) -> None:
     """Send a message and return when a node has it."""
     import asyncio
@@ -132,14 +125,14 @@ def _not_taken(
 
 
 def ask(
-    entity_type: EntityType,
-    entity_id: EntityId,
+    entity_type: parameters.EntityType,
+    entity_id: parameters.EntityId,
     words: Words = None,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     to: To = None,
-    node: NodeUrl = NODE_URL,
-    secret: Secret = None,
-    as_json: AsJson = False,
+    node: parameters.NodeUrl = parameters.NODE_URL,
+    secret: parameters.Secret = None,
+    as_json: parameters.AsJson = False,
 ) -> None:
     """Send a message and print the answer, always as JSON."""
     method, values = parse_words(words or [])

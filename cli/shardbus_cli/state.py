@@ -16,26 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
 
-from shardbus_cli import output, state_changes
+from shardbus_cli import output, parameters, state_changes
 from shardbus_cli.app_and_cluster import NamedCluster, app_named, app_or_project
 from shardbus_cli.data import opened
 from shardbus_cli.dev.layout import DevFolder
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.node_http import NodeHttp
-from shardbus_cli.parameters import (
-    NODE_URL,
-    App,
-    AppOfCluster,
-    AppOption,
-    ClusterName,
-    EntityId,
-    EntityType,
-    Json,
-    Limit,
-    MaybeStore,
-    NodeUrl,
-    StoreUrl,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -64,18 +50,18 @@ SHOWN = 80
 
 @app.command("list")
 def list_(
-    kind: EntityType,
-    store: MaybeStore = None,
+    kind: parameters.EntityType,
+    store: parameters.MaybeStore = None,
     shard: Annotated[str, typer.Option(help="Only this shard; not with --store.")] = "",
     prefix: Annotated[str, typer.Option(help="Only ids that begin with this.")] = "",
-    limit: Limit = LISTED,
+    limit: parameters.Limit = LISTED,
     cursor: Annotated[
         str | None, typer.Option(help="Go on at this page; not with --store.")
     ] = None,
-    cluster: ClusterName = None,
-    app: AppOfCluster = None,
-    node: NodeUrl = NODE_URL,
-    as_json: Json = False,
+    cluster: parameters.ClusterName = None,
+    app: parameters.AppOfCluster = None,
+    node: parameters.NodeUrl = parameters.NODE_URL,
+    as_json: parameters.Json = False,
 ) -> None:
     """List entities that have a stored state, in the order of the store: of a node the ids of one
     page, with --store the states, too."""
@@ -118,12 +104,12 @@ def list_(
 
 @app.command()
 def show(
-    kind: EntityType,
-    entity_id: EntityId,
-    store: MaybeStore = None,
-    cluster: ClusterName = None,
-    app: AppOfCluster = None,
-    node: NodeUrl = NODE_URL,
+    kind: parameters.EntityType,
+    entity_id: parameters.EntityId,
+    store: parameters.MaybeStore = None,
+    cluster: parameters.ClusterName = None,
+    app: parameters.AppOfCluster = None,
+    node: parameters.NodeUrl = parameters.NODE_URL,
 ) -> None:
     """Show the stored state of one entity, as JSON; through a node with the operator's token."""
     named = NamedCluster(cluster, app, node)
@@ -171,20 +157,20 @@ def _no_state(kind: str, entity_id: str, hint: str = "") -> CommandFailure:
 
 @app.command()
 def check(
-    store: StoreUrl,
-    application: App = None,
-    app: AppOption = None,
+    store: parameters.StoreUrl,
+    application: parameters.App = None,
+    app: parameters.AppOption = None,
     types: Annotated[
         list[str] | None,
         typer.Option("--type", metavar="TYPE", help="Only this type; may be repeated."),
     ] = None,
-    cluster: ClusterName = None,
-    as_json: Json = False,
+    cluster: parameters.ClusterName = None,
+    as_json: parameters.Json = False,
 ) -> None:
     """Read every stored state and event by the classes of an application; exit code 5 if one cannot
     be."""
     app_or_project(application, app)  # an error says that one is needed
-    named = NamedCluster(cluster, app_named(application, app), NODE_URL, by_app=True)
+    named = NamedCluster(cluster, app_named(application, app), parameters.NODE_URL, by_app=True)
     bus, name_of_cluster = cast("ShardBus", named.bus), named.name
     chosen = {name: kind for name, kind in bus.types.items() if kind.has_state}
     for name in types or ():
@@ -333,7 +319,7 @@ def _stopped(named: NamedCluster, node: str) -> str | None:
     asked: one that was named, or one that answers."""
     from shardbus.store.urls import default_url
 
-    if node != NODE_URL or named.running is not None or named.name_or_none is None:
+    if node != parameters.NODE_URL or named.running is not None or named.name_or_none is None:
         return None
     known = (DevFolder(Path.cwd()).store, default_url(named.name))
     stores = [url for url in known if Path(url.removeprefix("sqlite:///")).is_file()]

@@ -12,29 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardbus_cli import node_flags, output
+from shardbus_cli import node_flags, output, parameters, store_settings
 from shardbus_cli.app_and_cluster import NamedCluster
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
-from shardbus_cli.parameters import (
-    NODE_URL,
-    AppOfCluster,
-    Assignments,
-    ClusterName,
-    ConfigFile,
-    Json,
-    NodeUrl,
-    duration,
-)
-from shardbus_cli.store_settings import (
-    ANSWER_S,
-    DiskPath,
-    Port,
-    network_of,
-    peers_of,
-    replica_options,
-    replica_settings,
-    store_settings,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -51,7 +31,7 @@ SESSION_BITS = 63
 NAMED_MAX = 20
 """Differences that are named; the others are counted."""
 
-Wait = Annotated[float, duration("Longest wait for the replicas: 30, 5m.", WAIT_S)]
+Wait = Annotated[float, parameters.duration("Longest wait for the replicas: 30, 5m.", WAIT_S)]
 
 
 # -- verify
@@ -62,14 +42,14 @@ def verify(
         list[Path] | None,
         typer.Option(metavar="DIR", help="A disk of a replica that is stopped. Repeat it."),
     ] = None,
-    cluster: ClusterName = None,
-    app: AppOfCluster = None,
-    file: ConfigFile = None,
+    cluster: parameters.ClusterName = None,
+    app: parameters.AppOfCluster = None,
+    file: parameters.ConfigFile = None,
     store: node_flags.Store = None,
-    assignments: Assignments = None,
-    node: NodeUrl = NODE_URL,
+    assignments: parameters.Assignments = None,
+    node: parameters.NodeUrl = parameters.NODE_URL,
     wait: Wait = WAIT_S,
-    as_json: Json = False,
+    as_json: parameters.Json = False,
 ) -> None:
     """Compare the rows of all replicas, and have each read its log. Nothing is changed.
 
@@ -81,7 +61,7 @@ def verify(
     else:
         import asyncio
 
-        settings = store_settings(file, store, assignments, node)
+        settings = store_settings.store_settings(file, store, assignments, node)
         name = NamedCluster(cluster, app, node).name
         facts = asyncio.run(_verified(settings, name, wait))
     if as_json:
@@ -98,7 +78,9 @@ async def _verified(settings: Settings, cluster: str, wait: float) -> dict[str, 
     from shardbus.store.ring_reading import RingReader
     from shardbus.wire.replica_frames import ReplicaFrame
 
-    reader = RingReader(cluster, peers_of(settings), network_of(settings), wait)
+    reader = RingReader(
+        cluster, store_settings.peers_of(settings), store_settings.network_of(settings), wait
+    )
     try:
         ring = await reader.open()
         differences, compared = await reader.compare()
@@ -106,7 +88,7 @@ async def _verified(settings: Settings, cluster: str, wait: float) -> dict[str, 
     finally:
         reader.close()
     addresses = [Address.parse(name) for name in names.values() if ":" in name]
-    network = network_of(settings)
+    network = store_settings.network_of(settings)
     answers = await ask_replicas(network, cluster, addresses, wait, ReplicaFrame.CHECK)
     logs = {str(address): facts for address, facts in answers.items()}
     replicas = []
@@ -186,19 +168,19 @@ def _print_report(facts: dict[str, Any]) -> None:
 
 def backup(
     target: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write, a new one.")],
-    cluster: ClusterName = None,
-    app: AppOfCluster = None,
-    file: ConfigFile = None,
+    cluster: parameters.ClusterName = None,
+    app: parameters.AppOfCluster = None,
+    file: parameters.ConfigFile = None,
     store: node_flags.Store = None,
-    assignments: Assignments = None,
-    node: NodeUrl = NODE_URL,
+    assignments: parameters.Assignments = None,
+    node: parameters.NodeUrl = parameters.NODE_URL,
     wait: Wait = WAIT_S,
 ) -> None:
     """Write all rows of a running store to one file. It has every save that was acknowledged
     before."""
     import asyncio
 
-    settings = store_settings(file, store, assignments, node)
+    settings = store_settings.store_settings(file, store, assignments, node)
     name = NamedCluster(cluster, app, node).name
     with _failing():
         rows, ring = asyncio.run(_backed_up(settings, name, target, wait))
@@ -212,7 +194,9 @@ async def _backed_up(
     from shardbus.store.ring_reading import RingReader
 
     with BackupWriter(target) as writer:
-        reader = RingReader(cluster, peers_of(settings), network_of(settings), wait)
+        reader = RingReader(
+            cluster, store_settings.peers_of(settings), store_settings.network_of(settings), wait
+        )
         try:
             await reader.open()
             async for registers in reader.copy():
@@ -228,15 +212,15 @@ async def _backed_up(
 
 def restore(
     source: Annotated[Path, typer.Argument(metavar="FILE", help="A file of `store backup`.")],
-    cluster: ClusterName = None,
-    app: AppOfCluster = None,
-    file: ConfigFile = None,
+    cluster: parameters.ClusterName = None,
+    app: parameters.AppOfCluster = None,
+    file: parameters.ConfigFile = None,
     host: node_flags.Host = None,
-    port: Port = None,
-    path: DiskPath = None,
+    port: store_settings.Port = None,
+    path: store_settings.DiskPath = None,
     store: node_flags.Store = None,
-    assignments: Assignments = None,
-    node: NodeUrl = NODE_URL,
+    assignments: parameters.Assignments = None,
+    node: parameters.NodeUrl = parameters.NODE_URL,
 ) -> None:
     """Found the store anew from a backup, on this replica alone, which must have no disk. Start it,
     then add the others.
@@ -249,8 +233,8 @@ def restore(
     from shardbus.replication.refounding import rename
     from shardbus.store.protocol import new_identity
 
-    settings = replica_settings(file, host, port, path, store, assignments)
-    options = replica_options(settings, NamedCluster(cluster, app, node).name)
+    settings = store_settings.replica_settings(file, host, port, path, store, assignments)
+    options = store_settings.replica_options(settings, NamedCluster(cluster, app, node).name)
     _need_disk(options)
     if has_log(options.path):
         raise CommandFailure(
@@ -280,14 +264,14 @@ def recover(
         bool,
         typer.Option("--accept-loss", help="Go on without what the lost disks alone had."),
     ] = False,
-    cluster: ClusterName = None,
-    app: AppOfCluster = None,
-    file: ConfigFile = None,
+    cluster: parameters.ClusterName = None,
+    app: parameters.AppOfCluster = None,
+    file: parameters.ConfigFile = None,
     host: node_flags.Host = None,
-    port: Port = None,
+    port: store_settings.Port = None,
     store: node_flags.Store = None,
-    assignments: Assignments = None,
-    node: NodeUrl = NODE_URL,
+    assignments: parameters.Assignments = None,
+    node: parameters.NodeUrl = parameters.NODE_URL,
 ) -> None:
     """Found the store anew from the disks that are left, if a majority is lost for good.
 
@@ -301,9 +285,9 @@ def recover(
     from shardbus.replication.registers import Registers
 
     target = into or (path[0] if path else None)
-    settings = replica_settings(file, host, port, target, store, assignments)
+    settings = store_settings.replica_settings(file, host, port, target, store, assignments)
     name = NamedCluster(cluster, app, node).name
-    options = replica_options(settings, name)
+    options = store_settings.replica_options(settings, name)
     _need_disk(options)
     with _failing():
         copies = [read_disk(each) for each in map(Path, path or [str(options.path)])]
@@ -347,8 +331,10 @@ async def _serving(settings: Settings, cluster: str, left: Remains) -> list[str]
     from shardbus.store.replica_status import ask_replicas
 
     named = [Address.parse(member.address) for member in left.ring.members if member.address]
-    addresses = list(dict.fromkeys((*peers_of(settings), *named)))
-    found = await ask_replicas(network_of(settings), cluster, addresses, ANSWER_S)
+    addresses = list(dict.fromkeys((*store_settings.peers_of(settings), *named)))
+    found = await ask_replicas(
+        store_settings.network_of(settings), cluster, addresses, store_settings.ANSWER_S
+    )
     for address, facts in found.items():
         if facts["state"] in ("refused", "silent"):
             is_denied = facts["state"] == "refused"

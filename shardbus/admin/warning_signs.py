@@ -30,17 +30,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from shardbus.admin.diagnosis import (
-    CLOCK_S,
-    CLUSTER,
-    LATE_S,
-    MEMBERS,
-    RECENT_S,
-    START_S,
-    STORE,
-    Finding,
-    Picture,
-)
+from shardbus.admin import diagnosis
 from shardbus.entities.failures import ON_START
 from shardbus.quantities import counted
 
@@ -82,7 +72,7 @@ HOT_WAITING = 100
 """Messages that wait for an entity of a hot shard."""
 
 
-def warning_signs(picture: Picture) -> list[Finding]:
+def warning_signs(picture: diagnosis.Picture) -> list[diagnosis.Finding]:
     """Return everything that will hurt soon in this picture."""
     types = {kind: None for row in picture.answers.values() for kind in row.get("types", {})}
     return [
@@ -101,49 +91,49 @@ def warning_signs(picture: Picture) -> list[Finding]:
 # -- members -------------------------------------------------------------------------------------
 
 
-def _members(picture: Picture) -> Iterator[Finding]:
+def _members(picture: diagnosis.Picture) -> Iterator[diagnosis.Finding]:
     for node, row in picture.answers.items():
         lag = _lag(row)
-        settled = picture.status(node)[1] >= START_S
-        if settled and lag > LAG_S and row.get("lag", 0.0) <= LATE_S:
+        settled = picture.status(node)[1] >= diagnosis.START_S
+        if settled and lag > LAG_S and row.get("lag", 0.0) <= diagnosis.LATE_S:
             what = f"has timers that are {lag:.1f} s late on average"
-            yield Finding("lagging", MEMBERS, node, what)
+            yield diagnosis.Finding("lagging", diagnosis.MEMBERS, node, what)
         used, limit = row.get("descriptors") or (0, 0)
         if limit and used > DESCRIPTORS * limit:
             what = f"uses {used} of {limit} file descriptors"
-            yield Finding("descriptors", MEMBERS, node, what)
+            yield diagnosis.Finding("descriptors", diagnosis.MEMBERS, node, what)
         waiting, seconds = row.get("saves") or (0, 0.0)
         if seconds > SAVES_WAIT_S:
             what = f"has {counted(waiting, 'save')} waiting, the oldest for {seconds:.1f} s"
-            yield Finding("saves-waiting", STORE, node, what)
+            yield diagnosis.Finding("saves-waiting", diagnosis.STORE, node, what)
         for kind, (count, late) in (row.get("reminders") or {}).items():
             if late > REMINDERS_LATE_S:
                 entities = counted(count, "entity", "entities")
                 what = f"has {entities} whose reminders are due, the first for {late:.0f} s"
-                yield Finding("reminders-late", str(kind), node, what)
+                yield diagnosis.Finding("reminders-late", str(kind), node, what)
         for kind, (_, _, aside, *_) in (row.get("queues") or {}).items():
             what = f"has {counted(aside, 'item')} that were set aside, for their work failed"
-            yield Finding("queue-aside", str(kind), node, what)
+            yield diagnosis.Finding("queue-aside", str(kind), node, what)
         for kind, (stopped, lag) in (row.get("projections") or {}).items():
             if stopped:
                 entities = counted(int(stopped), "entity", "entities")
                 what = f"stands at an event of {entities}, which failed too often"
-                yield Finding("projection-stopped", str(kind), node, what)
+                yield diagnosis.Finding("projection-stopped", str(kind), node, what)
             elif lag > PROJECTION_LAG_S:
                 what = f"has not handled events for {lag:.0f} s"
-                yield Finding("projection-behind", str(kind), node, what)
+                yield diagnosis.Finding("projection-behind", str(kind), node, what)
         for kind, (count, entity_id, age) in (row.get("mailboxes_stuck") or {}).items():
             if age > MAILBOX_STUCK_S:
                 what = f"has {counted(count, 'durable mailbox', 'durable mailboxes')} whose first"
                 what += f" message has failed; that of {entity_id!r:.60} has waited for {age:.0f} s"
-                yield Finding("mailbox-stuck", str(kind), node, what)
+                yield diagnosis.Finding("mailbox-stuck", str(kind), node, what)
         off = row.get("store_clock")
-        if off is not None and abs(off) > CLOCK_S:
+        if off is not None and abs(off) > diagnosis.CLOCK_S:
             what = f"has a clock that is {abs(off):.0f} s {'behind' if off > 0 else 'ahead of'} it"
-            yield Finding("store-clock", STORE, node, what)
+            yield diagnosis.Finding("store-clock", diagnosis.STORE, node, what)
 
 
-def _dropped(picture: Picture) -> Iterator[Finding]:
+def _dropped(picture: diagnosis.Picture) -> Iterator[diagnosis.Finding]:
     """Yield why messages were dropped in the last minute, of all nodes together. A rejection is an
     answer of the application, and failures are findings of their own."""
     dropped: Counter[tuple[str, str]] = Counter()
@@ -153,10 +143,10 @@ def _dropped(picture: Picture) -> Iterator[Finding]:
     for (kind, reason), count in dropped.items():
         if reason not in EXPLAINED:
             what = f"is why {counted(count, 'message')} got no handler in a minute"
-            yield Finding("dropped", kind, reason, what)
+            yield diagnosis.Finding("dropped", kind, reason, what)
 
 
-def _outboxes(picture: Picture) -> Iterator[Finding]:
+def _outboxes(picture: diagnosis.Picture) -> Iterator[diagnosis.Finding]:
     """Yield the outboxes whose first message waits. The rows begin with the one that has waited
     longest."""
     for row in picture.outboxes.get("outboxes", ())[:OUTBOXES_NAMED]:
@@ -167,14 +157,14 @@ def _outboxes(picture: Picture) -> Iterator[Finding]:
         receiver = f"{row['type']} {row['id']!r:.100}"
         holder = f"open in {row['producer']}" if row.get("open") else "which no process has open"
         what = f"has {messages}, the first for {age:.0f} s, to {receiver}; {holder}"
-        yield Finding("outbox-stuck", CLUSTER, str(row["name"]), what)
+        yield diagnosis.Finding("outbox-stuck", diagnosis.CLUSTER, str(row["name"]), what)
 
 
 def _lag(row: Row) -> float:
     return float((row.get("vitals") or {}).get("lag", 0.0))
 
 
-def _protocols(picture: Picture) -> Iterator[Finding]:
+def _protocols(picture: diagnosis.Picture) -> Iterator[diagnosis.Finding]:
     """Compare the protocols of the members' builds. A build that does not report its protocol is
     not compared."""
     spoken = {
@@ -185,24 +175,28 @@ def _protocols(picture: Picture) -> Iterator[Finding]:
         if spoke != usual[0][0]:
             (oldest, newest), (low, high) = spoke, usual[0][0]
             what = f"speaks protocols {oldest} to {newest}, most speak {low} to {high}"
-            yield Finding("protocol", MEMBERS, node, what)
+            yield diagnosis.Finding("protocol", diagnosis.MEMBERS, node, what)
     features = {node: set(picture.answers[node].get("features") or ()) for node in spoken}
     known = set().union(*features.values())
     for node, has in features.items():
         if lacks := ", ".join(sorted(known - has)):
-            yield Finding("protocol", MEMBERS, node, f"lacks what others speak: {lacks}")
+            yield diagnosis.Finding(
+                "protocol", diagnosis.MEMBERS, node, f"lacks what others speak: {lacks}"
+            )
 
 
-def _slow(picture: Picture) -> Iterator[Finding]:
+def _slow(picture: diagnosis.Picture) -> Iterator[diagnosis.Finding]:
     """Yield the last report of each type on each node, if it is recent."""
     now = (picture.checkup.get("time") or {}).get("answered")
     seen: set[tuple[str, str]] = set()
     for report in picture.slow.get("handlers", ()):  # the newest first
         key = str(report.get("type")), str(report.get("node"))
-        if now is None or key in seen or now - _seconds(report.get("at")) > RECENT_S:
+        if now is None or key in seen or now - _seconds(report.get("at")) > diagnosis.RECENT_S:
             continue
         seen.add(key)
-        yield Finding("slow-handler", key[0], key[1], f"has a slow handler: {report.get('text')}")
+        yield diagnosis.Finding(
+            "slow-handler", key[0], key[1], f"has a slow handler: {report.get('text')}"
+        )
 
 
 def _seconds(moment: object) -> float:
@@ -215,35 +209,37 @@ def _seconds(moment: object) -> float:
 # -- one entity type -----------------------------------------------------------------------------
 
 
-def _rows(picture: Picture, kind: str) -> dict[str, Row]:
+def _rows(picture: diagnosis.Picture, kind: str) -> dict[str, Row]:
     return {node: row.get("types", {}).get(kind) or {} for node, row in picture.answers.items()}
 
 
-def _failing(picture: Picture, kind: str) -> Iterator[Finding]:
+def _failing(picture: diagnosis.Picture, kind: str) -> Iterator[diagnosis.Finding]:
     """Yield the methods that failed in the last minute, of all nodes together, and the entities
     that did not start."""
     latest: dict[str, tuple[float, str]] = {}
     counts: Counter[str] = Counter()
     for node, row in _rows(picture, kind).items():
         for entity_id, (age, times, error) in (row.get("failed_starts") or {}).items():
-            if age < RECENT_S:
+            if age < diagnosis.RECENT_S:
                 tries = "once" if times == 1 else counted(times, "time")
                 what = f"has not started on {node}, tried {tries}: {error}"
-                yield Finding("failing-start", kind, entity_id, what)
+                yield diagnosis.Finding("failing-start", kind, entity_id, what)
         for failing in row.get("failing") or ():
             method, last = str(failing["method"]), failing["last"]
             counts[method] += failing["count"]
             age, entity_id, error, text, _ = last[-1]
-            if age < min(RECENT_S, latest.get(method, (RECENT_S,))[0]):
+            if age < min(diagnosis.RECENT_S, latest.get(method, (diagnosis.RECENT_S,))[0]):
                 about = f"{error}: {text}" if text else error
                 latest[method] = age, f"{about} (of {entity_id!r:.100} on {node})"
     for method, (_, what) in latest.items():
         if method != ON_START:
             times = f"{counts[method]} failure{'' if counts[method] == 1 else 's'}"
-            yield Finding("failing-handler", kind, method, f"has {times}, the last one {what}")
+            yield diagnosis.Finding(
+                "failing-handler", kind, method, f"has {times}, the last one {what}"
+            )
 
 
-def _poison(picture: Picture, kind: str) -> Iterator[Finding]:
+def _poison(picture: diagnosis.Picture, kind: str) -> Iterator[diagnosis.Finding]:
     """Yield the entities to which a delivery was given up lately, each with the last one."""
     latest: dict[str, tuple[float, str]] = {}
     for node, row in _rows(picture, kind).items():
@@ -252,10 +248,10 @@ def _poison(picture: Picture, kind: str) -> Iterator[Finding]:
                 what = f"has skipped a delivery to {method} on {node}, from {producer}: its"
                 latest[entity_id] = age, f"{what} handler failed each time"
     for entity_id, (_, what) in latest.items():
-        yield Finding("poison", kind, entity_id, what)
+        yield diagnosis.Finding("poison", kind, entity_id, what)
 
 
-def _backlog(picture: Picture, kind: str) -> Iterator[Finding]:
+def _backlog(picture: diagnosis.Picture, kind: str) -> Iterator[diagnosis.Finding]:
     for node, row in _rows(picture, kind).items():
         boxes = row.get("mailboxes") or {}
         limit, named = boxes.get("limit", 0), False
@@ -263,18 +259,18 @@ def _backlog(picture: Picture, kind: str) -> Iterator[Finding]:
             if waiting >= min(MAILBOX, limit / 2):
                 named = True
                 what = f"has {counted(waiting, 'message')} waiting on {node}, of {limit} at most"
-                yield Finding("backlog", kind, entity_id, what)
+                yield diagnosis.Finding("backlog", kind, entity_id, what)
         if named:
             continue
         if boxes.get("paused"):
             what = f"lets {counted(boxes['paused'], 'sender')} wait for room in its mailboxes"
-            yield Finding("backlog", kind, node, what)
+            yield diagnosis.Finding("backlog", kind, node, what)
         elif boxes.get("waiting", 0) >= MAILBOXES:
             what = f"has {counted(boxes['waiting'], 'message')} waiting"
-            yield Finding("backlog", kind, node, what)
+            yield diagnosis.Finding("backlog", kind, node, what)
 
 
-def _hot(picture: Picture, kind: str) -> Iterator[Finding]:
+def _hot(picture: diagnosis.Picture, kind: str) -> Iterator[diagnosis.Finding]:
     rows = _rows(picture, kind)
     total = sum(_messages(row) for row in rows.values())
     shards = sum(len(row.get("shards") or ()) for row in rows.values())
@@ -291,9 +287,9 @@ def _hot(picture: Picture, kind: str) -> Iterator[Finding]:
                 entity = _hot_entity(row, shard, part)
                 what = f"gets {messages / total:.0%} of the messages on {node}, {pressure}"
                 if entity is None:
-                    yield Finding("hot-shard", kind, shard, what)
+                    yield diagnosis.Finding("hot-shard", kind, shard, what)
                 else:
-                    yield Finding("hot-entity", kind, entity, f"of shard {shard} {what}")
+                    yield diagnosis.Finding("hot-entity", kind, entity, f"of shard {shard} {what}")
 
 
 def _messages(row: Row) -> float:

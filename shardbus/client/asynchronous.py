@@ -21,19 +21,13 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
+from shardbus import errors
 from shardbus.client.contact import Contact
 from shardbus.client.outbox import ClientOutbox
 from shardbus.client.regions import CLOSED, ClientRegions
 from shardbus.client.stored import PAGE, ForEach, call_each, stored_ids
 from shardbus.client.towards import Towards
 from shardbus.client.work_queue import ClientQueue, HasValues
-from shardbus.errors import (
-    BufferFull,
-    ConfigError,
-    LocalProtocolError,
-    NodeLost,
-    RequestError,
-)
 from shardbus.guarded_log import GuardedLog
 from shardbus.ids import Address, NodeId, check_id
 from shardbus.routing.instance_policies import choice_of
@@ -42,19 +36,13 @@ from shardbus.routing.region import Region
 from shardbus.routing.sent import awaited
 from shardbus.routing.tracer import Tracer, open_tracing
 from shardbus.tasks.own_loop import asyncio_loop
+from shardbus.transport import permissions
 from shardbus.transport.asks import Key, Unsent
 from shardbus.transport.drop_reports import RefusedTells
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.endpoint_events import EndpointEvents
 from shardbus.transport.environment import Environment
 from shardbus.transport.fork_guard import guard
-from shardbus.transport.permissions import (
-    LIST_STORED,
-    OUTBOX,
-    QUESTION_TYPE,
-    VALUES,
-    client_name,
-)
 from shardbus.transport.send_buffer import SEND_BUFFER_BYTES, SEND_BUFFER_FULL, SendBufferLimit
 from shardbus.transport.session import Session
 from shardbus.transport.zmq.curve import Keyring
@@ -77,9 +65,9 @@ TRACES_A_SECOND = 100
 """Traces that a client begins, at most, for messages that are sent under no span."""
 SECRET_VARIABLE = "SHARDBUS_SECURITY__SECRET"  # noqa: S105  (the name of a variable)
 KEY_VARIABLE = "SHARDBUS_SECURITY__KEYS"
-_LIST_STORED: Key = (QUESTION_TYPE, LIST_STORED)
-_OUTBOX: Key = (QUESTION_TYPE, OUTBOX)
-_VALUES: Key = (QUESTION_TYPE, VALUES)
+_LIST_STORED: Key = (permissions.QUESTION_TYPE, permissions.LIST_STORED)
+_OUTBOX: Key = (permissions.QUESTION_TYPE, permissions.OUTBOX)
+_VALUES: Key = (permissions.QUESTION_TYPE, permissions.VALUES)
 SEND_BUFFER_MIN = 16 * 1024 * 1024
 
 
@@ -120,16 +108,16 @@ class AsyncClient(Towards):
         environment: Callable[[], Environment] | None = None,
     ) -> None:
         if not addresses:
-            raise ConfigError(
+            raise errors.ConfigError(
                 "a client needs the address of a node", hint="as in tcp://10.0.0.1:7355"
             )
         if not all(isinstance(address, str) for address in addresses):
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"addresses are texts, not {addresses!r:.100}",
                 hint="give each one as an argument, as in AsyncClient(*addresses, cluster=...)",
             )
         if send_buffer_bytes < SEND_BUFFER_MIN:
-            raise ConfigError(f"send_buffer_bytes is at least {SEND_BUFFER_MIN}")
+            raise errors.ConfigError(f"send_buffer_bytes is at least {SEND_BUFFER_MIN}")
         self.cluster = check_id("a cluster name", cluster)
         self.timeout_ms = milliseconds(ASK_TIMEOUT_S if timeout is None else timeout)
         self._addresses = [Address.parse(a) for a in addresses]
@@ -157,7 +145,7 @@ class AsyncClient(Towards):
 
     async def __aenter__(self) -> AsyncClient:
         if self._entered:
-            raise LocalProtocolError(
+            raise errors.LocalProtocolError(
                 "a client is entered once",
                 hint="make another one; lifespan(lambda: AsyncClient(...)) does at each start",
             )
@@ -168,11 +156,11 @@ class AsyncClient(Towards):
         uid, dice = environment.uid, environment.dice
         if self._tracing:
             self.tracer = open_tracing(
-                client_name(uid), self._trace_ratio, dice, loop, limit=self._trace_limit
+                permissions.client_name(uid), self._trace_ratio, dice, loop, limit=self._trace_limit
             )
         self._endpoint = Endpoint(
             self.cluster,
-            client_name(uid),
+            permissions.client_name(uid),
             uid,
             self,
             events=EndpointEvents(
@@ -218,7 +206,7 @@ class AsyncClient(Towards):
             """Raise LocalProtocolError for an attribute that entering the client creates."""
             if name.startswith("__") or self.__dict__.get("_entered", True):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            raise LocalProtocolError("the client was not entered", hint="use `async with`")
+            raise errors.LocalProtocolError("the client was not entered", hint="use `async with`")
 
     async def close(self) -> None:
         """Close the client. It first waits up to two seconds for tells to be acknowledged; call
@@ -290,7 +278,7 @@ class AsyncClient(Towards):
         """Send at once, or raise BufferFull if `tell` would wait."""
         router = self._regions.find(kind)
         if router is None:
-            raise BufferFull(
+            raise errors.BufferFull(
                 f"entity type {kind!r} is not known yet", hint="await a tell or an ask first"
             )
         key, payload = pack(router, message, args)
@@ -370,7 +358,7 @@ class AsyncClient(Towards):
             NodeLost: the client has closed meanwhile.
         """
         if self._closed:
-            raise LocalProtocolError(CLOSED)
+            raise errors.LocalProtocolError(CLOSED)
         router = await self.router_of(kind)
 
         async def call(entity_id: str) -> object:
@@ -384,8 +372,8 @@ class AsyncClient(Towards):
         ids = self.stored(kind, prefix=prefix, shard=shard)
         try:
             return await call_each(ids, call, rate=rate, at_once=at_once, on_error=on_error)
-        except LocalProtocolError as closed:
-            raise NodeLost(closed.message) from None
+        except errors.LocalProtocolError as closed:
+            raise errors.NodeLost(closed.message) from None
 
     def outbox(self, name: str) -> ClientOutbox:
         """Return a durable sender: `async with client.outbox("orders") as outbox: await
@@ -435,9 +423,9 @@ class AsyncClient(Towards):
         """
         session = self._contact.session
         if self._closed:
-            raise LocalProtocolError(CLOSED)
+            raise errors.LocalProtocolError(CLOSED)
         if session is None:
-            away = NodeLost(f"the client seeks another node: {self._contact.away}")
+            away = errors.NodeLost(f"the client seeks another node: {self._contact.away}")
             away.definite = True
             raise away
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -451,7 +439,7 @@ class AsyncClient(Towards):
 
         Raises LocalProtocolError if the client is closed."""
         if self._closed:
-            raise LocalProtocolError(CLOSED)
+            raise errors.LocalProtocolError(CLOSED)
         await self._flushed()
 
     async def _flushed(self) -> None:
@@ -564,7 +552,7 @@ class AsyncClient(Towards):
                 self._contact.members = message.nodes
                 self._regions.on_nodes_alive(message.nodes)
                 for node in message.died:
-                    self._endpoint.remove(node, NodeLost(f"{node} is gone"))
+                    self._endpoint.remove(node, errors.NodeLost(f"{node} is gone"))
             case Refusals():
                 self._refused_tells.record(session.name, message)
             case TypeInfo():
@@ -578,7 +566,7 @@ class AsyncClient(Towards):
     def on_asks(self, session: Session, run: AskRun) -> None:
         """Fail asks: a client hosts nothing."""
         for corr in run.corrs:
-            session.outbox.fail(corr, RequestError("a client hosts nothing"))
+            session.outbox.fail(corr, errors.RequestError("a client hosts nothing"))
 
     def on_relayed(self, session: Session, message: Relayed) -> None:
         """Ignore forwarded messages: a client hosts nothing."""

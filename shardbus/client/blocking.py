@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iter
 from functools import partial
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from shardbus.client.asynchronous import ASK_TIMEOUT_S, TRACES_A_SECOND, AsyncClient
 from shardbus.client.outbox import ClientOutbox
@@ -49,8 +49,12 @@ E = TypeVar("E")
 T = TypeVar("T")
 V = TypeVar("V")
 
-Run = Callable[[Callable[[], Awaitable[Any]]], Any]
-"""Runs work in the loop of the client, while the thread waits for its result."""
+
+class Run(Protocol):
+    """Runs work in the loop of the client, while the thread waits for its result."""
+
+    def __call__(self, work: Callable[[], Awaitable[T]], /) -> T: ...
+
 
 SET_BY_OPENING = ("_bridge", "_client", "_to")
 """The attributes of a client that it has once it is open."""
@@ -436,8 +440,7 @@ class BlockingData:
 
     def get(self, key: str, *, r: Level | None = None) -> Versioned | None:
         """Return the value of a key; None if there is none."""
-        value: Versioned | None = self._run(lambda: self._data.get(key, r=r))
-        return value
+        return self._run(lambda: self._data.get(key, r=r))
 
     def put(
         self,
@@ -449,8 +452,7 @@ class BlockingData:
         r: Level | None = None,
     ) -> Versioned:
         """Put a plain value in place of those that `after` has, or that are there."""
-        shown: Versioned = self._run(lambda: self._data.put(key, value, after=after, w=w, r=r))
-        return shown
+        return self._run(lambda: self._data.put(key, value, after=after, w=w, r=r))
 
     def update(
         self,
@@ -463,8 +465,7 @@ class BlockingData:
     ) -> Versioned:
         """Change a value of a kind. `change` is called once, in the client's own thread, and must
         not wait."""
-        shown: Versioned = self._run(lambda: self._data.update(key, kind, change, r=r, w=w))
-        return shown
+        return self._run(lambda: self._data.update(key, kind, change, r=r, w=w))
 
     def delete(
         self,
@@ -475,13 +476,11 @@ class BlockingData:
         r: Level | None = None,
     ) -> bool:
         """Delete a value. Returns False if there was none."""
-        deleted: bool = self._run(lambda: self._data.delete(key, after=after, w=w, r=r))
-        return deleted
+        return self._run(lambda: self._data.delete(key, after=after, w=w, r=r))
 
     def keys(self, prefix: str = "") -> list[str]:
         """Return the keys that begin with `prefix`."""
-        keys: list[str] = self._run(lambda: self._data.keys(prefix))
-        return keys
+        return self._run(lambda: self._data.keys(prefix))
 
     def watch(
         self, prefix: str = "", *, r: Level | None = None
@@ -552,8 +551,7 @@ class BlockingWork(Generic[T]):
 
     def extend(self) -> bool:
         """Begin the lease anew, as `Work.extend`."""
-        held: bool = self._run(self._work.extend)
-        return held
+        return self._run(self._work.extend)
 
     def __enter__(self) -> BlockingWork[T]:
         return self

@@ -37,22 +37,9 @@ from itertools import count
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
+from shardbus import errors
 from shardbus.backoff import doubling
 from shardbus.error_text import callable_name, described, shown
-from shardbus.errors import (
-    AskTimeout,
-    BufferFull,
-    ConfigError,
-    EntityFailed,
-    LocalProtocolError,
-    MailboxFull,
-    MessageTooLarge,
-    NodeLost,
-    RequestError,
-    SchemaError,
-    StateUnreadable,
-    Unhandled,
-)
 from shardbus.guarded_log import GuardedLog
 from shardbus.quantities import counted
 from shardbus.routing.refs import milliseconds
@@ -87,7 +74,14 @@ BODY_MAX = 2**20
 LEAVE_S = 2.0
 """Seconds for which a worker that stops gives its items back."""
 
-REPEATED = (AskTimeout, NodeLost, BufferFull, MailboxFull, EntityFailed, Unhandled)
+REPEATED = (
+    errors.AskTimeout,
+    errors.NodeLost,
+    errors.BufferFull,
+    errors.MailboxFull,
+    errors.EntityFailed,
+    errors.Unhandled,
+)
 """Errors after which a request is repeated. Unhandled: it was dropped while the queue moved."""
 
 
@@ -105,12 +99,12 @@ class Refs(Protocol):
 
 def may_repeat(error: Exception) -> bool:
     """True if a request with this error is repeated."""
-    return isinstance(error, REPEATED) and not isinstance(error, StateUnreadable)
+    return isinstance(error, REPEATED) and not isinstance(error, errors.StateUnreadable)
 
 
-def _closed(error: LocalProtocolError, repeats: bool) -> NodeLost:
+def _closed(error: errors.LocalProtocolError, repeats: bool) -> errors.NodeLost:
     """Return the error of a request that a closed client did not send, or not again."""
-    lost = NodeLost(error.message)
+    lost = errors.NodeLost(error.message)
     lost.definite = not repeats
     return lost
 
@@ -222,7 +216,7 @@ class SharedRequests:
             while batch := self._batch():
                 try:
                     done = await self._send(batch)
-                except LocalProtocolError as error:  # the client is closed
+                except errors.LocalProtocolError as error:  # the client is closed
                     failures, self.is_short_of_room = 0, False
                     self._end(len(batch), error if repeats is None else _closed(error, repeats))
                 except Exception as error:  # each caller gets it
@@ -284,7 +278,7 @@ class ClientQueue(Generic[T]):
         declared: Any = getattr(kind, "__shardbus_item__", None)
         if declared is None or not isinstance(kind, type):
             shown = getattr(kind, "__name__", repr(kind))
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"{shown:.60} is no class of queues", hint="write class Emails(WorkQueue[Email])"
             )
         self._ref = refs.ref(kind, entity_id)
@@ -318,7 +312,7 @@ class ClientQueue(Generic[T]):
         bodies = [self._encode(value) for value in values]
         for body in bodies:
             if len(body) > BODY_MAX:
-                raise MessageTooLarge(
+                raise errors.MessageTooLarge(
                     f"an item of {counted(len(body), 'byte')} is larger than {BODY_MAX}",
                     hint="put a reference to the data into the queue",
                 )
@@ -327,19 +321,21 @@ class ClientQueue(Generic[T]):
         except TimeoutError:
             if not self._puts.is_short_of_room:
                 raise self._late("put", timeout, self._puts.trouble) from None
-            full = BufferFull(
+            full = errors.BufferFull(
                 f"the queue {self._ref.entity_id!r} is full",
                 hint="add workers; `shardbus queue show` has its items",
             )
             full.definite = False  # the request under way may still find room
             raise full from None
 
-    def _late(self, what: str, timeout: float, trouble: Exception | None) -> AskTimeout:
+    def _late(self, what: str, timeout: float, trouble: Exception | None) -> errors.AskTimeout:
         """Return the error for a request without an answer. An earlier copy of it may have been
         handled, whatever became of the last one."""
         last = "" if trouble is None else f": {described(trouble)}"
         name = self._ref.entity_id
-        return AskTimeout(f"the queue {name!r} has not answered a {what} in {timeout:g} s{last}")
+        return errors.AskTimeout(
+            f"the queue {name!r} has not answered a {what} in {timeout:g} s{last}"
+        )
 
     async def _send_puts(self, batch: list[_Entry]) -> int:
         wait = wait_of(batch, asyncio.get_running_loop().time())
@@ -390,14 +386,14 @@ class ClientQueue(Generic[T]):
     async def _pull(self, token: str, most: int, wait: float, patience: float) -> list[Work[T]]:
         loop, ref = asyncio.get_running_loop(), self._ref.within(wait + ANSWER_S)
         until, failures = loop.time() + patience + wait, 0
-        trouble: RequestError | None = None
+        trouble: errors.RequestError | None = None
         while True:
             begun = loop.time()
             try:
                 rows = await ref.pull(most, wait, token, failures > 0)
-            except LocalProtocolError as closed:
+            except errors.LocalProtocolError as closed:
                 raise trouble or closed from None
-            except RequestError as error:
+            except errors.RequestError as error:
                 failures, trouble = failures + 1, error
                 if not may_repeat(error) or loop.time() >= until:
                     raise
@@ -412,7 +408,7 @@ class ClientQueue(Generic[T]):
 
     async def _cancel(self, token: str) -> None:
         """Let the queue give the items of a pull to others. If it fails, their leases end."""
-        with contextlib.suppress(RequestError, LocalProtocolError):
+        with contextlib.suppress(errors.RequestError, errors.LocalProtocolError):
             await self._ref.within(LEAVE_S).cancel(token)
 
     async def run(self, handle: Callable[[T], object], *, at_once: int = 1, most: int = 1) -> None:
@@ -455,7 +451,7 @@ class ClientQueue(Generic[T]):
             self._returns.spawn(self._return(numbers, token))
 
     async def _return(self, numbers: list[int], token: str) -> None:
-        with contextlib.suppress(RequestError, LocalProtocolError):
+        with contextlib.suppress(errors.RequestError, errors.LocalProtocolError):
             await self.release(numbers, token, within=LEAVE_S)
 
     async def leave(self) -> None:
@@ -492,7 +488,7 @@ class ClientQueue(Generic[T]):
             value: T = self._decode(body)
         except BaseException as error:
             raise_interrupt(error)
-            raise SchemaError(f"{self._where} cannot be read: {described(error)}") from error
+            raise errors.SchemaError(f"{self._where} cannot be read: {described(error)}") from error
         return value
 
 
@@ -571,5 +567,5 @@ class Work(Generic[T]):
             await self.confirm()
             return
         text = described(error) if isinstance(error, Exception) else ""  # cancelled: not its fault
-        with contextlib.suppress(RequestError, LocalProtocolError):
+        with contextlib.suppress(errors.RequestError, errors.LocalProtocolError):
             await self._queue.release([self.number], self.token, text)

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -166,56 +167,38 @@ class StopRequest:
         return next((at for at, message in enumerate(mailbox or ()) if message.own), None)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Extras:
     """The state that few entities need: timers, a stash, piped work, an idle timeout of their own,
     a stop request, the error of a start that is not tried again, failures, the last failure of a
     start, failures of their own timers, former objects, and reminders."""
 
-    __slots__ = (
-        "failures",
-        "idle_timeout",
-        "objects_ended",
-        "own_failures",
-        "pause",
-        "refusal",
-        "reminders",
-        "resumes_at",
-        "start_failure",
-        "stash",
-        "stashed",
-        "stop_request",
-        "timers",
-        "used_at_failure",
-        "work",
-    )
-
-    def __init__(self) -> None:
-        self.timers: list[tuple[float, asyncio.TimerHandle]] = []
-        """Timers that are set, each with its time: a handle of uvloop need not know it."""
-        self.stash: list[Message] = []
-        self.stashed = False
-        """The message being handled was put aside and has no answer yet."""
-        self.work: dict[asyncio.Future[Any], Asker] = {}
-        """Piped work under way."""
-        self.idle_timeout: float | None = None
-        self.stop_request: StopRequest | None = None
-        self.refusal: BaseException | None = None
-        self.reminders: Any = None
-        """Its `EntityReminders`; None if it has none."""
-        self.failures = 0
-        """Starts in a row that have failed, with the failure that led to the first."""
-        self.start_failure: EntityFailed | None = None
-        """The last failure of a start, as its askers get it."""
-        self.resumes_at = 0
-        """The tick of the next attempt, while the entity waits for it."""
-        self.pause: asyncio.Future[None] | None = None
-        """Done when the next attempt is due."""
-        self.own_failures = 0
-        """Failures by messages of the entity's own, without one of others in between."""
-        self.used_at_failure = 0
-        """`used` at the last of these failures."""
-        self.objects_ended = 0
-        """Objects of the entity that are over, while the activation goes on."""
+    timers: list[tuple[float, asyncio.TimerHandle]] = field(default_factory=list)
+    """Timers that are set, each with its time: a handle of uvloop need not know it."""
+    stash: list[Message] = field(default_factory=list)
+    stashed: bool = False
+    """The message being handled was put aside and has no answer yet."""
+    work: dict[asyncio.Future[Any], Asker] = field(default_factory=dict)
+    """Piped work under way."""
+    idle_timeout: float | None = None
+    stop_request: StopRequest | None = None
+    refusal: BaseException | None = None
+    reminders: Any = None
+    """Its `EntityReminders`; None if it has none."""
+    failures: int = 0
+    """Starts in a row that have failed, with the failure that led to the first."""
+    start_failure: EntityFailed | None = None
+    """The last failure of a start, as its askers get it."""
+    resumes_at: int = 0
+    """The tick of the next attempt, while the entity waits for it."""
+    pause: asyncio.Future[None] | None = None
+    """Done when the next attempt is due."""
+    own_failures: int = 0
+    """Failures by messages of the entity's own, without one of others in between."""
+    used_at_failure: int = 0
+    """`used` at the last of these failures."""
+    objects_ended: int = 0
+    """Objects of the entity that are over, while the activation goes on."""
 
     def take_stashed(self) -> bool:
         """Return `stashed`, and clear it for the next message."""
@@ -238,6 +221,7 @@ class Extras:
         self.timers.clear()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Shard:
     """A shard that this node hosts: its fence, the messages it admits, and its activations.
 
@@ -245,41 +229,26 @@ class Shard:
     hot path. `activations` holds them while the shard is not open. The region machine decides which
     messages a shard admits."""
 
-    __slots__ = (
-        "activations",
-        "arrivals",
-        "cut_off",
-        "fence",
-        "host",
-        "live",
-        "open",
-        "records",
-        "returning",
-        "shard",
-        "stopping",
-        "via",
-    )
-
-    def __init__(self, shard: str, fence: int, host: Any = None) -> None:
-        self.shard, self.fence = shard, fence
-        self.host = host
-        """The `ContextHost`, for `Context`."""
-        self.arrivals = False
-        """Messages from links are admitted; if `via` is set, only those from that node."""
-        self.via: object | None = None
-        self.open = False
-        """Every message is admitted."""
-        self.activations: dict[str, Activation] = {}
-        self.live = 0
-        """Activations in memory."""
-        self.records: dict[str, Any] = {}
-        """By entity id, the deliveries to the entity (`entities.deliveries`), as far as they are
-        known here."""
-        self.returning: set[str] = set()
-        """Ids of remembered entities that stopped and start again after a backoff."""
-        self.stopping: StopReason | None = None
-        self.cut_off = False
-        """Its time to stop is over: no entity starts here any more."""
+    shard: str
+    fence: int
+    host: Any = None
+    """The `ContextHost`, for `Context`."""
+    arrivals: bool = False
+    """Messages from links are admitted; if `via` is set, only those from that node."""
+    via: object | None = None
+    open: bool = False
+    """Every message is admitted."""
+    activations: dict[str, Activation] = field(default_factory=dict)
+    live: int = 0
+    """Activations in memory."""
+    records: dict[str, Any] = field(default_factory=dict)
+    """By entity id, the deliveries to the entity (`entities.deliveries`), as far as they are
+    known here."""
+    returning: set[str] = field(default_factory=set)
+    """Ids of remembered entities that stopped and start again after a backoff."""
+    stopping: StopReason | None = None
+    cut_off: bool = False
+    """Its time to stop is over: no entity starts here any more."""
 
     def admit(self, arrivals: bool, via: object | None = None) -> None:
         """Admit messages from links, or none; with `via`, only those from that node."""

@@ -49,20 +49,12 @@ from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import Any
 
+from shardbus import errors
 from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import Activation, LifeState, Message
 from shardbus.entities.entity_type import EntityType, Invoker, StopReason
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.projecting import Projecting
-from shardbus.errors import (
-    ConfigError,
-    SchemaError,
-    StaleActivation,
-    StaleFence,
-    StateUnreadable,
-    StoreError,
-    StoreUnavailable,
-)
 from shardbus.guarded_log import GuardedLog
 from shardbus.store.journals import PAGE, Journals
 from shardbus.transport.drop_reports import Origin
@@ -103,9 +95,9 @@ class EventLogs:
         load_snapshot: LoadSnapshot,
     ) -> None:
         if kind.events is None or kind.states is None:
-            raise ConfigError(f"{kind.name!r} is not event-sourced")
+            raise errors.ConfigError(f"{kind.name!r} is not event-sourced")
         if journals is None:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"{kind.name!r} is event-sourced, and this store has no journals",
                 hint="use a store of shardbus, or give the store `journals`",
             )
@@ -143,8 +135,8 @@ class EventLogs:
             raise self.missing(key, f"the snapshot cannot be read: {error}") from error
         return number, self.states.read(key, alone) if alone else self.states.cls()
 
-    def missing(self, key: str, why: str) -> StateUnreadable:
-        return StateUnreadable(
+    def missing(self, key: str, why: str) -> errors.StateUnreadable:
+        return errors.StateUnreadable(
             f"the journal of {self.name} {key!r:.100}: {why}",
             entity_type=self.name,
             entity_id=key,
@@ -258,13 +250,13 @@ class EventLog:
             await logs.journals.append(
                 logs.name, shard.shard, activation.key, shard.fence, self.number, tuple(entries)
             )
-        except StaleActivation:
+        except errors.StaleActivation:
             self._state = LogState.KNOWN
             raise
-        except StaleFence:
+        except errors.StaleFence:
             activation.stopping = activation.stopping or StopReason.FAILURE
             raise
-        except StoreUnavailable as error:
+        except errors.StoreUnavailable as error:
             if error.definite:
                 self._state = LogState.KNOWN
             raise
@@ -272,8 +264,11 @@ class EventLog:
         if reminding is not None:
             try:
                 await reminding.end_append(activation, entity.context)
-            except (StoreUnavailable, StaleActivation) as error:  # the events are stored
-                raise StoreUnavailable(str(error)) from error
+            except (
+                errors.StoreUnavailable,
+                errors.StaleActivation,
+            ) as error:  # the events are stored
+                raise errors.StoreUnavailable(str(error)) from error
         self._state = LogState.KNOWN
 
     async def _snapshot_due(self, entity: Any) -> None:
@@ -285,7 +280,7 @@ class EventLog:
             await self._save(entity, entity.state)
             if logs.kept:
                 await self._trim(self.number - logs.kept)
-        except (StoreError, SchemaError) as error:
+        except (errors.StoreError, errors.SchemaError) as error:
             key = self._activation.key
             log.warning("%s %r has no new snapshot: %s", logs.name, key, error)
 
@@ -308,8 +303,8 @@ class EventLog:
                 self._settle_next()
             try:
                 await self._trim(self.number)
-            except StoreUnavailable as error:  # never definite: the state is empty by now
-                raise StoreUnavailable(str(error)) from error
+            except errors.StoreUnavailable as error:  # never definite: the state is empty by now
+                raise errors.StoreUnavailable(str(error)) from error
 
     async def _empty(self, entity: Any) -> None:
         """Save an empty state, and take it once the store has it."""
@@ -317,7 +312,7 @@ class EventLog:
         self._state = LogState.STALE
         try:
             await self._save(entity, empty, clears=True)
-        except StoreUnavailable as error:
+        except errors.StoreUnavailable as error:
             if error.definite:
                 self._state = LogState.KNOWN
             raise

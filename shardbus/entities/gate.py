@@ -33,42 +33,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from math import inf
 
 from shardbus.transport.suspend_clock import suspend_clock
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SuspensionGate:
     """Whether the entities of one node may handle messages now. `clock` is the clock of
     `valid_until`, in seconds."""
 
-    __slots__ = (
-        "_on_open",
-        "_waiters",
-        "clock",
-        "closed",
-        "ended",
-        "reason",
-        "since",
-        "suspensions",
-        "valid_until",
-    )
-
-    def __init__(self, clock: Callable[[], float] = suspend_clock) -> None:
-        self.clock = clock
-        self.valid_until = inf
-        """Written by the cluster thread as a whole."""
-        self.closed = False
-        """The last check found the gate shut, and `poll` has not opened it since."""
-        self.ended = False
-        self.reason = ""
-        """Why membership has suspended this node; empty while it has not."""
-        self.since = 0.0
-        """When it did."""
-        self.suspensions = 0
-        """How often it did."""
-        self._on_open: list[Callable[[], object]] = []
-        self._waiters: list[asyncio.Future[None]] = []
+    clock: Callable[[], float] = suspend_clock
+    valid_until: float = inf
+    """Written by the cluster thread as a whole."""
+    closed: bool = False
+    """The last check found the gate shut, and `poll` has not opened it since."""
+    ended: bool = False
+    reason: str = ""
+    """Why membership has suspended this node; empty while it has not."""
+    since: float = 0.0
+    """When it did."""
+    suspensions: int = 0
+    """How often it did."""
+    _on_open: list[Callable[[], object]] = field(default_factory=list)
+    _waiters: list[asyncio.Future[None]] = field(default_factory=list)
 
     def confirmed(self, until: float) -> None:
         """Set the time until which entities may handle messages. Called in the cluster thread."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from shardbus.backoff import doubling
 from shardbus.entities.projected_events import part_id
@@ -73,31 +74,26 @@ async def stored_numbers(
     return numbers
 
 
+@dataclass(eq=False, repr=False)
 class JournalScan:
     """Scans the journals of `source`, the type whose events the projection `name` handles.
     `shard_of(id)` is the shard of an entity, empty if it is unknown. `news(shard, id)` takes an
     entity that is behind, and `has_room()` says whether a page of them may come."""
 
-    def __init__(
-        self,
-        name: str,
-        source: str,
-        journals: Journals,
-        numbers: Numbers,
-        shard_of: Callable[[str], str],
-        news: Callable[[str, str], None],
-        has_room: Callable[[], bool],
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self._name, self._source, self._journals = name, source, journals
-        self._numbers, self._shard_of = numbers, shard_of
-        self._news, self._has_room, self._loop = news, has_room, loop
-        self._waiting: set[str] = set()
-        """Shards of the next pass."""
-        self._scanned: set[str] = set()
-        """Shards of the pass that runs."""
-        self._tasks = TaskSet()
-        self._runs = False
+    _name: str
+    _source: str
+    _journals: Journals
+    _numbers: Numbers
+    _shard_of: Callable[[str], str]
+    _news: Callable[[str, str], None]
+    _has_room: Callable[[], bool]
+    _loop: asyncio.AbstractEventLoop
+    _waiting: set[str] = field(default_factory=set)
+    """Shards of the next pass."""
+    _scanned: set[str] = field(default_factory=set)
+    """Shards of the pass that runs."""
+    _tasks: TaskSet = field(default_factory=TaskSet)
+    _runs: bool = False
 
     @property
     def shards(self) -> int:

@@ -34,17 +34,8 @@ from typing import Any, NamedTuple, Protocol
 
 from shardbus.error_text import text_of, type_name
 from shardbus.errors import SchemaError, StateUnreadable
+from shardbus.replication import versions
 from shardbus.replication.kinds import KINDS, AnyKind, Register, rebased
-from shardbus.replication.versions import (
-    KIND_NAMES,
-    NOTHING,
-    REGISTER,
-    DataChange,
-    DataValue,
-    Dot,
-    joined,
-    kinds_of,
-)
 from shardbus.wire.stored_state import StateCodec
 
 Merge = Callable[[Any, Any], Any]
@@ -57,12 +48,12 @@ class StateCopy:
 
     def __init__(self, entity: Any) -> None:
         self.entity = entity
-        self.value = NOTHING
+        self.value = versions.NOTHING
         """The newest value that the state contains."""
         self.stored: bytes | None = None
         """The form of the state of a class that `write` returned when it was read or saved. None:
         the state has a change that is not saved."""
-        self.news: DataValue | None = None
+        self.news: versions.DataValue | None = None
         """A newer value, for which a message is under way to the entity."""
         self.merges = 0
         """Calls of the function."""
@@ -73,12 +64,12 @@ class StateCopy:
 class SharedSave(NamedTuple):
     """A save on its way. `change` None: there is nothing to write."""
 
-    change: DataChange | None
+    change: versions.DataChange | None
     data: bytes = b""
     """The state of a class, as it is compared."""
     content: bytes = b""
     """The state of a class, as it is stored."""
-    sent: tuple[Dot, ...] = ()
+    sent: tuple[versions.Dot, ...] = ()
     """The additions, of a kind."""
 
 
@@ -94,11 +85,11 @@ class MergedState(Protocol):
         itself. Raises SchemaError: it is no such state."""
         ...
 
-    def first(self, key: str, copy: StateCopy, value: DataValue) -> None:
+    def first(self, key: str, copy: StateCopy, value: versions.DataValue) -> None:
         """Let the state be the value's. Raises StateUnreadable."""
         ...
 
-    def take(self, key: str, copy: StateCopy, value: DataValue) -> None:
+    def take(self, key: str, copy: StateCopy, value: versions.DataValue) -> None:
         """Put a newer value into the state. Raises StateUnreadable."""
         ...
 
@@ -107,7 +98,7 @@ class MergedState(Protocol):
         `content`: the same as it is stored."""
         ...
 
-    def saved(self, key: str, copy: StateCopy, save: SharedSave, value: DataValue) -> None:
+    def saved(self, key: str, copy: StateCopy, save: SharedSave, value: versions.DataValue) -> None:
         """A save has made this value: put it into the state. Raises StateUnreadable."""
         ...
 
@@ -126,27 +117,29 @@ class StateWithMerge:
     def write(self, state: object) -> bytes:
         return self._codec.write(state)
 
-    def first(self, key: str, copy: StateCopy, value: DataValue) -> None:
-        _check_kind(self._codec.entity_type, key, value, REGISTER)
+    def first(self, key: str, copy: StateCopy, value: versions.DataValue) -> None:
+        _check_kind(self._codec.entity_type, key, value, versions.REGISTER)
         self._make(key, copy, _contents(value))
         copy.value = value
 
-    def take(self, key: str, copy: StateCopy, value: DataValue) -> None:
-        self._take(key, copy, joined(copy.value, value), _contents(copy.value))
+    def take(self, key: str, copy: StateCopy, value: versions.DataValue) -> None:
+        self._take(key, copy, versions.joined(copy.value, value), _contents(copy.value))
 
     def outgoing(self, copy: StateCopy, data: bytes, content: bytes) -> SharedSave:
         change = Register().set(content).changes.change()
         assert change is not None
         return SharedSave(change._replace(seen=copy.value.clock), data, content)
 
-    def saved(self, key: str, copy: StateCopy, save: SharedSave, value: DataValue) -> None:
+    def saved(self, key: str, copy: StateCopy, save: SharedSave, value: versions.DataValue) -> None:
         copy.stored = save.data
-        self._take(key, copy, joined(copy.value, value), [save.content])
+        self._take(key, copy, versions.joined(copy.value, value), [save.content])
 
     def give_up(self, copy: StateCopy, save: SharedSave) -> None:
         """Do nothing: to save it twice has the same effect."""
 
-    def _take(self, key: str, copy: StateCopy, value: DataValue, former: Sequence[bytes]) -> None:
+    def _take(
+        self, key: str, copy: StateCopy, value: versions.DataValue, former: Sequence[bytes]
+    ) -> None:
         """Put the contents of a value that are not in `former` into the state."""
         contents = _contents(value)
         if set(contents) != set(former):
@@ -206,24 +199,24 @@ class StateOfKind:
         if type(state) is not self._cls:
             raise SchemaError(
                 f"cannot store the state of {self._entity_type}: it is a {type(state).__name__},"
-                f" and not a {KIND_NAMES[self._letter]}"
+                f" and not a {versions.KIND_NAMES[self._letter]}"
             )
         return b""
 
-    def first(self, key: str, copy: StateCopy, value: DataValue) -> None:
+    def first(self, key: str, copy: StateCopy, value: versions.DataValue) -> None:
         _check_kind(self._entity_type, key, value, self._letter)
         copy.entity.state, copy.value = self._cls(value), value
 
-    def take(self, key: str, copy: StateCopy, value: DataValue) -> None:
-        copy.value = joined(copy.value, value)
+    def take(self, key: str, copy: StateCopy, value: versions.DataValue) -> None:
+        copy.value = versions.joined(copy.value, value)
         copy.entity.state = rebased(copy.entity.state, copy.value)
 
     def outgoing(self, copy: StateCopy, data: bytes, content: bytes) -> SharedSave:
         changes = copy.entity.state.changes
         return SharedSave(changes.change(), sent=tuple(changes.pending))
 
-    def saved(self, key: str, copy: StateCopy, save: SharedSave, value: DataValue) -> None:
-        copy.value = joined(copy.value, value)
+    def saved(self, key: str, copy: StateCopy, save: SharedSave, value: versions.DataValue) -> None:
+        copy.value = versions.joined(copy.value, value)
         self.give_up(copy, save)
 
     def give_up(self, copy: StateCopy, save: SharedSave) -> None:
@@ -231,21 +224,23 @@ class StateOfKind:
         copy.entity.state = rebased(copy.entity.state, copy.value, save.sent)
 
 
-def _contents(value: DataValue) -> list[Any]:
+def _contents(value: versions.DataValue) -> list[Any]:
     """Return the different contents of a register, the latest last."""
     register = Register(value)
     return [*reversed(register.conflicts), register.value] if register.changes.dots else []
 
 
-def _check_kind(entity_type: str, key: str, value: DataValue, letter: str) -> None:
+def _check_kind(entity_type: str, key: str, value: versions.DataValue, letter: str) -> None:
     """Refuse a value that was stored by another declaration.
 
     Raises:
         StateUnreadable: it is of another kind.
     """
-    other = [KIND_NAMES.get(kind, kind) for kind in kinds_of(value) if kind != letter]
+    other = [
+        versions.KIND_NAMES.get(kind, kind) for kind in versions.kinds_of(value) if kind != letter
+    ]
     if other:
-        text = f"it is a {other[0]}, and the class declares a {KIND_NAMES[letter]}"
+        text = f"it is a {other[0]}, and the class declares a {versions.KIND_NAMES[letter]}"
         raise _unreadable(entity_type, key, text)
 
 

@@ -37,15 +37,8 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 
 from shardbus.config.settings import ShardingSettings
+from shardbus.entities import eviction
 from shardbus.entities.activation import Activation, LifeState
-from shardbus.entities.eviction import (
-    CompositePolicy,
-    EvictionPolicy,
-    LeastFrequent,
-    LeastRecent,
-    MostRecent,
-    Segmented,
-)
 from shardbus.entities.supervision import EntityCounts
 from shardbus.errors import Refused
 from shardbus.transport.asks import CoarseClock
@@ -58,20 +51,20 @@ CHECKS = 16
 """Checks in one pass, for each entity that may leave."""
 
 
-def policy_of(settings: ShardingSettings, limit: int) -> EvictionPolicy:
+def policy_of(settings: ShardingSettings, limit: int) -> eviction.EvictionPolicy:
     """Return the policy that the settings name."""
     match settings.passivation_strategy:
         case "slru":
-            return Segmented(limit, settings.passivation_protected)
+            return eviction.Segmented(limit, settings.passivation_protected)
         case "mru":
-            return MostRecent()
+            return eviction.MostRecent()
         case "lfu":
-            return LeastFrequent()
+            return eviction.LeastFrequent()
         case "composite":
             window, protected = settings.passivation_window, settings.passivation_protected
-            return CompositePolicy(limit, window, protected)
+            return eviction.CompositePolicy(limit, window, protected)
         case _:
-            return LeastRecent()
+            return eviction.LeastRecent()
 
 
 class Passivator:
@@ -239,7 +232,7 @@ class Passivator:
             if activation not in self._own_timeouts:
                 self._passivate(activation)
 
-    def _collect_uses(self, policy: EvictionPolicy) -> None:
+    def _collect_uses(self, policy: eviction.EvictionPolicy) -> None:
         """Give the policy uses that it does not know of yet."""
         unchecked, known = self._round, self._known
         if not unchecked:
@@ -251,7 +244,7 @@ class Passivator:
                 known[entity_id] = activation.used
                 policy.used(entity_id, activation.used)
         del unchecked[-USES_CHECKED_MAX:]
-        if isinstance(policy, CompositePolicy):
+        if isinstance(policy, eviction.CompositePolicy):
             before, after = self._measured, (self._counts.accepted, self._counts.all_started)
             self._measured = after
             policy.measure(after[0] - before[0], after[1] - before[1])

@@ -42,6 +42,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -371,23 +372,18 @@ class EntityRecovery:
         return started
 
 
+@dataclass(eq=False, repr=False)
 class EntityRelocation:
     """Moves listed entities of one type to their right shards. `forget` removes an id from the list
     of a shard, `again` decides once more about it."""
 
-    def __init__(
-        self,
-        entity_type: str,
-        loop: asyncio.AbstractEventLoop,
-        start_elsewhere: Callable[[str], Awaitable[None]],
-        forget: Callable[[Shard, str], None],
-        again: Callable[[Shard, str], object],
-    ) -> None:
-        self.entity_type = entity_type
-        self._loop, self._start_elsewhere = loop, start_elsewhere
-        self._forget, self._again = forget, again
-        self._tasks = TaskSet()
-        self._places = asyncio.Semaphore(MOVES_MAX)
+    entity_type: str
+    _loop: asyncio.AbstractEventLoop
+    _start_elsewhere: Callable[[str], Awaitable[None]]
+    _forget: Callable[[Shard, str], None]
+    _again: Callable[[Shard, str], object]
+    _tasks: TaskSet = field(default_factory=TaskSet)
+    _places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOVES_MAX))
 
     def move(self, hosted: Shard, entity_id: str) -> None:
         """Start an entity in its right shard, then forget it here."""

@@ -38,10 +38,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import filterfalse
 from typing import Any, Protocol
 
+from shardbus import errors
 from shardbus.backoff import doubling
 from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import MOVES, Activation, LifeState, LifeStep, Message
@@ -51,15 +53,6 @@ from shardbus.entities.entity_type import Directive, EntityType, Invoker, StopRe
 from shardbus.entities.failures import ON_START, HandlerFailures
 from shardbus.entities.state_sizes import StateSizes
 from shardbus.error_text import is_a, is_exception, text_of, type_name
-from shardbus.errors import (
-    EntityFailed,
-    StaleActivation,
-    StaleFence,
-    StateTooLarge,
-    StateUnreadable,
-    StoreError,
-    StoreUnavailable,
-)
 from shardbus.guarded_log import GuardedLog
 from shardbus.store.journals import Journals
 from shardbus.store.protocol import Reminders
@@ -108,56 +101,37 @@ LOGGED_MAX = 4096
 """Characters of an error's text in a line of the log."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class EntityCounts:
     """Counts of messages and entities, for metrics."""
 
-    __slots__ = (
-        "accepted",
-        "begun",
-        "carried",
-        "cut_off",
-        "dropped",
-        "expired",
-        "failed",
-        "failures",
-        "keep_letter",
-        "own_dropped",
-        "readmitted",
-        "report_drop",
-        "started",
-        "stashed",
-        "stopped",
-        "undone",
-    )
-
-    def __init__(self) -> None:
-        self.accepted = 0
-        """Messages that have arrived, also those that another node forwarded."""
-        self.readmitted = 0
-        """Messages that waited on this node for a home, and got one here."""
-        self.begun = 0
-        """Messages that were handed to a handler; one that is stashed is handed again later."""
-        self.undone = 0
-        """How many of them were stashed, or dropped by an act of their handler."""
-        self.stashed = 0
-        """Messages in stashes now."""
-        self.own_dropped = 0
-        """Drops of messages that entities sent themselves, which have not arrived from anywhere."""
-        self.carried: dict[str, int] = {}
-        """By outcome: entities that were to carry their memory."""
-        self.cut_off = 0
-        self.expired = 0
-        """States that were removed after `state_ttl`."""
-        self.failures = 0
-        self.failed = HandlerFailures()
-        """Which methods and starts failed, and how."""
-        self.dropped: dict[str, int] = {}
-        self.started: dict[str, int] = {}
-        self.stopped: dict[str, int] = {}
-        self.report_drop: Callable[[int, str, int], None] | None = None
-        """Reports dropped tells to their sender: its session's mark, the reason, the number."""
-        self.keep_letter: KeepLetter | None = None
-        """Keeps dropped messages as dead letters."""
+    accepted: int = 0
+    """Messages that have arrived, also those that another node forwarded."""
+    readmitted: int = 0
+    """Messages that waited on this node for a home, and got one here."""
+    begun: int = 0
+    """Messages that were handed to a handler; one that is stashed is handed again later."""
+    undone: int = 0
+    """How many of them were stashed, or dropped by an act of their handler."""
+    stashed: int = 0
+    """Messages in stashes now."""
+    own_dropped: int = 0
+    """Drops of messages that entities sent themselves, which have not arrived from anywhere."""
+    carried: dict[str, int] = field(default_factory=dict)
+    """By outcome: entities that were to carry their memory."""
+    cut_off: int = 0
+    expired: int = 0
+    """States that were removed after `state_ttl`."""
+    failures: int = 0
+    failed: HandlerFailures = field(default_factory=HandlerFailures)
+    """Which methods and starts failed, and how."""
+    dropped: dict[str, int] = field(default_factory=dict)
+    started: dict[str, int] = field(default_factory=dict)
+    stopped: dict[str, int] = field(default_factory=dict)
+    report_drop: Callable[[int, str, int], None] | None = None
+    """Reports dropped tells to their sender: its session's mark, the reason, the number."""
+    keep_letter: KeepLetter | None = None
+    """Keeps dropped messages as dead letters."""
 
     def restarted(self) -> None:
         """Count an entity that starts again after a failure, in the same activation."""
@@ -203,7 +177,9 @@ class EntityCounts:
 
 def _may_pass(error: BaseException) -> bool:
     """True if a start that failed so may succeed soon: the store did not answer."""
-    return is_a(error, StoreError) and not is_a(error, StaleFence, StateTooLarge)
+    return is_a(error, errors.StoreError) and not is_a(
+        error, errors.StaleFence, errors.StateTooLarge
+    )
 
 
 def _wanted(activation: Activation) -> bool:
@@ -229,30 +205,26 @@ def _end(pause: asyncio.Future[None]) -> None:
         pause.set_result(None)
 
 
+@dataclass(eq=False, repr=False)
 class Supervisor:
     """Starts entities of one type. `tick` is the node's coarse time. `end_work(activation)` ends an
     activation's timers and work."""
 
-    def __init__(
-        self,
-        kind: EntityType,
-        settings: ShardingSettings,
-        keeper: StateLoader,
-        end_work: Callable[[Activation], None],
-    ) -> None:
-        self.counts = EntityCounts()
-        self.tick = 0
-        self._kind, self._settings, self._keeper = kind, settings, keeper
-        self._end_work = end_work
-        self.carrying: CarriedStates | None = None
-        """The carried memory of entities, of a type that carries."""
-        self.sizes: StateSizes | None = None
-        self.load_reminders: LoadReminders | None = None
-        """Reads the reminders of an entity that starts; None: its type sets none."""
-        self.load_state: LoadState | None = None
-        """Gives an object the state of a type whose states have the number of an event."""
-        self.load_merged: LoadMerged | None = None
-        """Gives an object the state of a type whose states merge."""
+    _kind: EntityType
+    _settings: ShardingSettings
+    _keeper: StateLoader
+    _end_work: Callable[[Activation], None]
+    counts: EntityCounts = field(default_factory=EntityCounts)
+    tick: int = 0
+    carrying: CarriedStates | None = None
+    """The carried memory of entities, of a type that carries."""
+    sizes: StateSizes | None = None
+    load_reminders: LoadReminders | None = None
+    """Reads the reminders of an entity that starts; None: its type sets none."""
+    load_state: LoadState | None = None
+    """Gives an object the state of a type whose states have the number of an event."""
+    load_merged: LoadMerged | None = None
+    """Gives an object the state of a type whose states merge."""
 
     async def start(self, activation: Activation) -> None:
         """Construct, load the state, run `on_start`; again after a backoff while that fails."""
@@ -340,9 +312,9 @@ class Supervisor:
         """Note a failed start. Returns True if it is not tried again. If supervision or the entity
         decided so, the messages that wait are refused: a next activation would fail alike."""
         self.end_object(activation)
-        unreadable = is_a(error, StateUnreadable)
+        unreadable = is_a(error, errors.StateUnreadable)
         why = f"it does not start: {text_of(error)}"
-        activation.more().start_failure = EntityFailed(type_name(error), why)
+        activation.more().start_failure = errors.EntityFailed(type_name(error), why)
         now = asyncio.get_running_loop().time()
         self.counts.failed.not_started(now, activation.key, error, unreadable=unreadable)
         if self.stops_itself(activation, error):
@@ -380,9 +352,9 @@ class Supervisor:
     def directive(self, error: BaseException) -> Directive:
         """Return the directive for a failure. A state that cannot be read is not read again until
         the next message."""
-        if is_a(error, StateUnreadable):
+        if is_a(error, errors.StateUnreadable):
             return Directive.STOP
-        of_store = is_a(error, StoreError) and not is_a(error, StaleActivation)
+        of_store = is_a(error, errors.StoreError) and not is_a(error, errors.StaleActivation)
         if of_store or not is_exception(error):
             return Directive.RESTART  # memory may be ahead of the store, or half-way
         try:
@@ -473,7 +445,7 @@ class Supervisor:
         if again:
             activation.more().failures += 1
         # A store that fails may fail all entities of a node.
-        stored = is_a(error, StoreUnavailable, StateUnreadable)
+        stored = is_a(error, errors.StoreUnavailable, errors.StateUnreadable)
         output = store_log if stored else log
         output.warning(
             "%s %r %s: %s: %s",
@@ -482,7 +454,7 @@ class Supervisor:
             what,
             type_name(error),
             text_of(error, LOGGED_MAX),
-            exc_info=None if stored or is_a(error, StoreError) else error,
+            exc_info=None if stored or is_a(error, errors.StoreError) else error,
             extra={"shard": activation.shard.shard, "fence": activation.shard.fence},
         )
 

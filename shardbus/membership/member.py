@@ -177,7 +177,7 @@ class Member:
         status = max(self.status, other.status, key=RANKS.__getitem__)
         yields = max(self.yields, other.yields)
         numbers = [m.up_number for m in (self, other) if m.up_number and m.yields == yields]
-        later = max(self, other, key=_service_order)
+        later = max(self, other, key=lambda m: (m.service_version, m.service.value))
         return replace(
             self,
             status=status,
@@ -208,10 +208,6 @@ class Member:
     def announces(self, entity_type: str) -> bool:
         """True if the member has announced this entity type, or one whose code is the same."""
         return has_announced(self.features, entity_type)
-
-
-def _service_order(member: Member) -> tuple[int, str]:
-    return (member.service_version, member.service.value)
 
 
 def age_order(member: Member) -> tuple[int, NodeId]:

@@ -31,15 +31,9 @@ from collections.abc import Iterable
 import msgspec
 
 from shardbus.ids import Address, NodeId
+from shardbus.membership import messages as msg
 from shardbus.membership.events import Effect, Notice, SendControl
 from shardbus.membership.gossip import Gossip
-from shardbus.membership.messages import (
-    Greeting,
-    InitAck,
-    InitJoin,
-    InitNack,
-    JoinRefused,
-)
 from shardbus.membership.view import OtherCluster, OtherClustersChanged
 
 EVERY_S = 30.0
@@ -67,7 +61,7 @@ class _Seed(msgspec.Struct):
 class OtherClusters:
     """The seeds of one node, and their answers. `greeting` is the node's own."""
 
-    def __init__(self, me: NodeId, greeting: Greeting) -> None:
+    def __init__(self, me: NodeId, greeting: msg.Greeting) -> None:
         self._me, self._greeting = me, greeting
         self._seeds: dict[Address, _Seed] = {}
         self._reported: tuple[OtherCluster, ...] = ()
@@ -107,7 +101,7 @@ class OtherClusters:
                 continue
             seed.waits = address not in members
             if seed.waits:
-                asks.append(SendControl(address, InitJoin(self._greeting)))
+                asks.append(SendControl(address, msg.InitJoin(self._greeting)))
         return [*self._report(), *asks]
 
     def asks(self, address: Address) -> bool:
@@ -119,16 +113,16 @@ class OtherClusters:
         self,
         gossip: Gossip,
         sender: NodeId,
-        answer: InitAck | InitNack | JoinRefused,
+        answer: msg.InitAck | msg.InitNack | msg.JoinRefused,
         address: Address,
     ) -> list[Effect]:
         """Take the answer of the seed at this address, which was asked."""
         seed = self._seeds[address]
         seed.waits, seed.silent = False, 0
         match answer:
-            case JoinRefused(reason):
+            case msg.JoinRefused(reason):
                 found = OtherCluster(address, None, reason, seed.suspect)
-            case InitAck() if sender not in gossip.members:
+            case msg.InitAck() if sender not in gossip.members:
                 found = OtherCluster(address, sender, "", seed.suspect)
             case _:
                 _forget(seed)

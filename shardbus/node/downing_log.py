@@ -15,23 +15,15 @@ from shardbus.config.settings import ClusterSettings, DowningSettings
 from shardbus.errors import ConfigError
 from shardbus.guarded_log import GuardedLog
 from shardbus.http.page import Json
+from shardbus.membership import view as seen
 from shardbus.membership.downing.split import Decision
 from shardbus.membership.downing.strategies import strategy_of
-from shardbus.membership.view import (
-    ConvergenceChanged,
-    DomainEvent,
-    DowningDecided,
-    FoundingWaits,
-    OtherClustersChanged,
-    RivalCluster,
-    RoleLeaderChanged,
-)
 from shardbus.node.event_log import event_fields, sentence
 
 log = GuardedLog("shardbus.node")
 
 KEPT = 20
-QUIET = (ConvergenceChanged, RoleLeaderChanged)
+QUIET = (seen.ConvergenceChanged, seen.RoleLeaderChanged)
 SHARED = (
     "strategy",
     "role",
@@ -48,9 +40,9 @@ class DowningLog:
     def __init__(self) -> None:
         self._kept: deque[Json] = deque(maxlen=KEPT)
 
-    def record(self, event: DomainEvent) -> None:
+    def record(self, event: seen.DomainEvent) -> None:
         """Log an event, and keep it if it is a decision."""
-        if not isinstance(event, DowningDecided):
+        if not isinstance(event, seen.DowningDecided):
             log.log(_level_of(event), "%s", sentence(event), extra=event_fields(event))
             return
         log.warning("%s", sentence(event), extra=event_fields(event))
@@ -62,12 +54,12 @@ class DowningLog:
         return list(self._kept)
 
 
-def _level_of(event: DomainEvent) -> int:
-    if isinstance(event, OtherClustersChanged) and event.clusters:
+def _level_of(event: seen.DomainEvent) -> int:
+    if isinstance(event, seen.OtherClustersChanged) and event.clusters:
         return logging.ERROR
-    if isinstance(event, RivalCluster) and not event.gone:
+    if isinstance(event, seen.RivalCluster) and not event.gone:
         return logging.ERROR
-    if isinstance(event, FoundingWaits):
+    if isinstance(event, seen.FoundingWaits):
         return logging.WARNING
     return logging.DEBUG if isinstance(event, QUIET) else logging.INFO
 

@@ -20,21 +20,16 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 
 from shardbus.errors import ShardBusError
 from shardbus.guarded_log import GuardedLog
 from shardbus.ids import Address
 from shardbus.membership import events as ev
+from shardbus.membership import view as seen
 from shardbus.membership.claim_record import named
 from shardbus.membership.founding import FOUNDING
 from shardbus.membership.other_clusters import SUSPECTS_MAX
-from shardbus.membership.view import (
-    FoundingWaits,
-    MembershipView,
-    OtherCluster,
-    OtherClustersChanged,
-    RivalCluster,
-)
 from shardbus.store import claim_registry, node_registry
 from shardbus.store.protocol import Lease, StateStore
 from shardbus.task_set import TaskSet
@@ -48,27 +43,24 @@ ANNOUNCED_WITHIN_S = 2.0
 Request = ev.AcquireLease | ev.ReadClaim | ev.WriteClaim | ev.FreeClaim
 
 
+@dataclass(eq=False, repr=False)
 class MembershipStore:
     """Performs the requests of one node's membership. `post` hands it an event; `view` is its last
     view."""
 
-    def __init__(
-        self,
-        store: StateStore,
-        post: Callable[[ev.Event], None],
-        view: Callable[[], MembershipView | None],
-    ) -> None:
-        self._store, self._post, self._view = store, post, view
-        self._tasks = TaskSet()
-        self._claim: Lease | None = None
-        """The store's claim to the cluster, as this node got it last."""
-        self._rival: tuple[Address, ...] | None = None
-        """The members, as far as they are known, of a cluster that has this one's claim."""
-        self.other_clusters: tuple[OtherCluster, ...] = ()
-        self.waits_for = ""
-        """Why this node, which is no member, founds no cluster yet."""
-        self.suspects: frozenset[Address] = frozenset()
-        """Nodes that the store names and that were no members when they were looked for."""
+    _store: StateStore
+    _post: Callable[[ev.Event], None]
+    _view: Callable[[], seen.MembershipView | None]
+    _tasks: TaskSet = field(default_factory=TaskSet)
+    _claim: Lease | None = None
+    """The store's claim to the cluster, as this node got it last."""
+    _rival: tuple[Address, ...] | None = None
+    """The members, as far as they are known, of a cluster that has this one's claim."""
+    other_clusters: tuple[seen.OtherCluster, ...] = ()
+    waits_for: str = ""
+    """Why this node, which is no member, founds no cluster yet."""
+    suspects: frozenset[Address] = field(default_factory=frozenset)
+    """Nodes that the store names and that were no members when they were looked for."""
 
     def perform(self, request: Request) -> None:
         """Begin a request of membership."""
@@ -138,11 +130,11 @@ class MembershipStore:
     def on_notice(self, event: object) -> None:
         """Keep for the pages which other clusters membership has found, and why it waits."""
         match event:
-            case OtherClustersChanged(clusters):
+            case seen.OtherClustersChanged(clusters):
                 self.other_clusters = clusters
-            case RivalCluster(addresses, gone):
+            case seen.RivalCluster(addresses, gone):
                 self._rival = None if gone else addresses
-            case FoundingWaits(reason):
+            case seen.FoundingWaits(reason):
                 self.waits_for = reason
 
     @property

@@ -16,21 +16,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import msgspec
 
+from shardbus import errors
 from shardbus.error_text import described, text_of, type_name
-from shardbus.errors import (
-    BufferFull,
-    EntityFailed,
-    RequestError,
-    SchemaError,
-    ShardBusError,
-    Unhandled,
-    UnknownEntityType,
-)
 from shardbus.ids import NodeId
 from shardbus.task_set import TaskSet
 from shardbus.transport.asks import Unsent, refuse
@@ -72,15 +65,16 @@ class Question:
         try:
             arguments = msgspec.convert(decode_value(payload), self.arguments)
         except msgspec.ValidationError as e:
-            raise SchemaError(f"{self.name}: {text_of(e)}") from None
+            raise errors.SchemaError(f"{self.name}: {text_of(e)}") from None
         if permissions.role is Role.CLIENT:
             if not self.to_clients:
-                raise Unhandled(f"this node does not answer {self.name!r} to clients")
+                raise errors.Unhandled(f"this node does not answer {self.name!r} to clients")
             if not permissions.may_use(arguments[0]):
-                raise UnknownEntityType(f"this client may not use {arguments[0]!r:.100}")
+                raise errors.UnknownEntityType(f"this client may not use {arguments[0]!r:.100}")
         return self.answer(*arguments)
 
 
+@dataclass(eq=False, repr=False)
 class NodeRpc:
     """Answers questions of other nodes, and asks theirs.
 
@@ -93,17 +87,12 @@ class NodeRpc:
 
     TYPE = QUESTION_TYPE
 
-    def __init__(
-        self,
-        me: NodeId,
-        session_to: Callable[[NodeId], Session],
-        timeout: Callable[[NodeId, str], float],
-        members: Callable[[], list[NodeId]],
-    ) -> None:
-        self._me, self._session_to = me, session_to
-        self._timeout, self.members = timeout, members
-        self._questions: dict[str, Question] = {}
-        self._work = TaskSet()
+    _me: NodeId
+    _session_to: Callable[[NodeId], Session]
+    _timeout: Callable[[NodeId, str], float]
+    members: Callable[[], list[NodeId]]
+    _questions: dict[str, Question] = field(default_factory=dict)
+    _work: TaskSet = field(default_factory=TaskSet)
 
     def register(self, name: str, answer: Callable[..., Any], *, to_clients: bool = False) -> None:
         """Answer the question `name` with `answer`, which returns plain data or a coroutine. With
@@ -135,12 +124,12 @@ class NodeRpc:
             *(self.ask(node, question, *args, of=of) for node in nodes), return_exceptions=True
         )
         return {
-            node: None if isinstance(answer, UnknownEntityType) else answer
+            node: None if isinstance(answer, errors.UnknownEntityType) else answer
             for node, answer in zip(nodes, answers, strict=True)
-            if not isinstance(answer, BaseException) or isinstance(answer, UnknownEntityType)
+            if not isinstance(answer, BaseException) or isinstance(answer, errors.UnknownEntityType)
         }
 
-    def unsent(self, questions: list[Unsent], error: RequestError) -> None:
+    def unsent(self, questions: list[Unsent], error: errors.RequestError) -> None:
         """Fail questions that the session did not send before it ended."""
         for question in questions:
             if question.waiting is not None:
@@ -157,14 +146,14 @@ class NodeRpc:
                     self._answer_later(session, run.method, corr, value)
                 else:
                     value.close()
-                    raise BufferFull(f"{WORK_MAX} questions are being answered")
+                    raise errors.BufferFull(f"{WORK_MAX} questions are being answered")
             except Exception as e:
                 session.outbox.fail(corr, _failure(run.method, e))
 
     def _question(self, name: str) -> Question:
         question = self._questions.get(name)
         if question is None:
-            raise Unhandled(f"this node does not answer {name[:100]!r}")
+            raise errors.Unhandled(f"this node does not answer {name[:100]!r}")
         return question
 
     def _answer_later(
@@ -183,10 +172,10 @@ class NodeRpc:
         self._work.spawn(work())
 
 
-def _failure(question: str, error: Exception) -> RequestError:
+def _failure(question: str, error: Exception) -> errors.RequestError:
     """Return the error that the asking node gets. Log one that is a defect of the answer."""
-    if isinstance(error, RequestError):
+    if isinstance(error, errors.RequestError):
         return error
-    if not isinstance(error, ShardBusError):
+    if not isinstance(error, errors.ShardBusError):
         log.error("the answer to %r failed: %s", question, described(error))
-    return EntityFailed(type_name(error), text_of(error))
+    return errors.EntityFailed(type_name(error), text_of(error))

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from shardbus.errors import NodeLost
 from shardbus.guarded_log import GuardedLog
@@ -42,6 +43,7 @@ DEPART_S = 30.0
 """Seconds for which a member that left may forward messages, at most."""
 
 
+@dataclass(eq=False, repr=False)
 class SessionLoss:
     """Settles the messages of sessions that end.
 
@@ -54,23 +56,17 @@ class SessionLoss:
         is_member: True if membership reports when the node's process ends.
     """
 
-    def __init__(
-        self,
-        regions: Mapping[str, RegionShell],
-        endpoint: Endpoint,
-        dispatcher: Dispatcher,
-        rpc: NodeRpc,
-        drops: DropTallies,
-        is_member: Callable[[NodeId], bool],
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self._regions, self._endpoint, self._dispatcher = regions, endpoint, dispatcher
-        self._rpc, self._drops, self._is_member = rpc, drops, is_member
-        self._loop = loop
-        self._left: dict[NodeId, None] = {}
-        """Nodes that left, and may still forward messages."""
-        self._parting: NodeId | None = None
-        """The node whose sessions are being given up now."""
+    _regions: Mapping[str, RegionShell]
+    _endpoint: Endpoint
+    _dispatcher: Dispatcher
+    _rpc: NodeRpc
+    _drops: DropTallies
+    _is_member: Callable[[NodeId], bool]
+    _loop: asyncio.AbstractEventLoop
+    _left: dict[NodeId, None] = field(default_factory=dict)
+    """Nodes that left, and may still forward messages."""
+    _parting: NodeId | None = None
+    """The node whose sessions are being given up now."""
 
     def member_gone(self, gone: NodeId, *, died: bool) -> None:
         """Settle the messages sent to a member that membership has removed."""

@@ -80,13 +80,11 @@ class StalledPeers:
 
     def untested(self, reachable: Collection[NodeId]) -> list[NodeId]:
         """Return the members to send something to: others than the stalled ones, once per stall."""
-        stalled = {s.tag for s, stall in self._stalls.items() if self._is_suspect(stall)}
+        suspect = TEST_PART * self._after
+        stalled = {s.tag for s, stall in self._stalls.items() if stall.seconds >= suspect}
         if self._tested or not stalled:
             self._tested = bool(stalled)
             return []
         self._tested = True
         waiting = {session.tag for session in self._stalls}
         return sorted(node for node in reachable if node not in waiting)[:TESTS_MAX]
-
-    def _is_suspect(self, stall: StalledSession) -> bool:
-        return stall.seconds >= TEST_PART * self._after

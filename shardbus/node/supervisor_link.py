@@ -28,6 +28,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol
 
 OK = 0
@@ -88,20 +89,16 @@ class SupervisorLink:
         commands.get(command, node.leave)()
 
 
+@dataclass(eq=False, repr=False)
 class LoopCaller:
     """Passes commands from another thread into the loop. Calls `late` at once: the loop may be
     blocked."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        close: Callable[[], None],
-        leave: Callable[[], None],
-        stop: Callable[[], None],
-        late: Callable[[], None],
-    ) -> None:
-        self._loop, self._late = loop, late
-        self._close, self._leave, self._stop = close, leave, stop
+    _loop: asyncio.AbstractEventLoop
+    _close: Callable[[], None]
+    _leave: Callable[[], None]
+    _stop: Callable[[], None]
+    _late: Callable[[], None]
 
     def close(self) -> None:
         self._call(self._close)

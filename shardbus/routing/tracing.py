@@ -125,17 +125,9 @@ class Tracing:
     an attribute of each span."""
 
     __slots__ = (
-        "_dice",
-        "_limit",
-        "_may_begin",
-        "_ratio",
-        "_seen",
-        "_tracer",
-        "current",
-        "left",
-        "plain",
+        "_dice", "_limit", "_may_begin", "_ratio", "_seen", "_tracer", "current", "left", "plain",
         "where",
-    )
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -34,17 +34,9 @@ from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
 
+from shardbus import errors
 from shardbus.bounds import EPOCH_SHIFT
 from shardbus.error_text import described
-from shardbus.errors import (
-    ConfigError,
-    Refused,
-    RequestError,
-    StaleEpoch,
-    StaleFence,
-    StoreError,
-    StoreUnavailable,
-)
 from shardbus.guarded_log import GuardedLog
 from shardbus.ids import NodeId
 from shardbus.sharding import events, messages
@@ -273,13 +265,13 @@ class CoordinatorShell:
                 return await self.strategy_thread.run(call)
         except TimeoutError:
             what = f"the strategy of {self.entity_type!r} has not answered within {ANSWER_S:g} s"
-            raise Refused(what, hint="`shardbus doctor` shows what it does wrong") from None
+            raise errors.Refused(what, hint="`shardbus doctor` shows what it does wrong") from None
 
     async def _load(self, machine: Coordinator) -> None:
         try:
             table = await self._in_time(self._store.load_table(self.entity_type))
             await self._reminded.move(table, machine.layout)
-        except StoreError as e:
+        except errors.StoreError as e:
             self._handle_for(machine, events.StoreFailed(str(e)))
         except Exception as e:
             log.exception("the table of %r was not loaded", self.entity_type)
@@ -291,11 +283,11 @@ class CoordinatorShell:
         try:
             table = await self._in_time(self._store.claim_epoch(self.entity_type, epoch, layout))
             overrides = await self._in_time(self._overrides_store.load(epoch))
-        except (StaleEpoch, StaleFence) as e:
+        except (errors.StaleEpoch, errors.StaleFence) as e:
             self._epoch_floor = max(self._epoch_floor, e.stored)
             self._owner.epoch_met(self.entity_type, e.stored)
             self._handle_for(machine, events.EpochRefused(e.stored))
-        except (StoreError, ConfigError) as e:
+        except (errors.StoreError, errors.ConfigError) as e:
             log.error("the table of %r cannot be claimed: %s", self.entity_type, e)
             self._handle_for(machine, events.StoreFailed(str(e)))
         except Exception as e:
@@ -328,8 +320,8 @@ class CoordinatorShell:
             changed = change(self.overrides)
             try:
                 await self._in_time(self._overrides_store.save(machine.epoch, changed))
-            except StaleFence:
-                raise Refused(f"the coordinator of {self.entity_type!r} has moved") from None
+            except errors.StaleFence:
+                raise errors.Refused(f"the coordinator of {self.entity_type!r} has moved") from None
             self.overrides = changed
             self._handle_for(machine, changed)
             return changed
@@ -352,7 +344,7 @@ class CoordinatorShell:
         finally:
             self._stops.remove(waiting)
         if self._ruling() is not machine:
-            raise Refused(f"the coordinator of {self.entity_type!r} has moved")
+            raise errors.Refused(f"the coordinator of {self.entity_type!r} has moved")
         return [shard for shard in shards if shard in waiting[0]]
 
     async def check_claim(self) -> None:
@@ -364,7 +356,7 @@ class CoordinatorShell:
         epoch = machine.epoch
         try:
             table = await self._in_time(self._store.load_table(self.entity_type))
-        except StoreError as e:
+        except errors.StoreError as e:
             log.warning("the table of %r cannot be checked: %s", self.entity_type, e)
             return
         if table is None or table.epoch < epoch:
@@ -373,7 +365,9 @@ class CoordinatorShell:
     def _ruling(self) -> Coordinator:
         machine = self.machine
         if machine is None or machine.state is not CoordinatorState.RULING:
-            raise Refused(f"the coordinator of {self.entity_type!r} has moved", hint="try again")
+            raise errors.Refused(
+                f"the coordinator of {self.entity_type!r} has moved", hint="try again"
+            )
         return machine
 
     async def _start_remembered(self, machine: Coordinator) -> None:
@@ -390,7 +384,7 @@ class CoordinatorShell:
                     await self._move_entities(former[-1], machine.epoch)
                     former.pop()
                 return
-            except (StoreError, RequestError) as e:
+            except (errors.StoreError, errors.RequestError) as e:
                 log.warning("remembered entities of %r: %s", self.entity_type, e)
                 await asyncio.sleep(RETRY_S)
 
@@ -409,11 +403,11 @@ class CoordinatorShell:
         name, store = self.entity_type, self._store
         try:
             await self._in_time(store.write_homes(name, write.epoch, write.homes, write.op_id))
-        except StaleEpoch as e:
+        except errors.StaleEpoch as e:
             self._epoch_floor = max(self._epoch_floor, e.stored)
             self._owner.epoch_met(self.entity_type, e.stored)
             self._handle_for(machine, events.PersistFailed(write.op_id, True))
-        except StoreError as e:
+        except errors.StoreError as e:
             log.warning("the table of %r was not written: %s", self.entity_type, e)
             self._handle_for(machine, events.PersistFailed(write.op_id, False, e.message))
         except Exception:
@@ -434,4 +428,4 @@ class CoordinatorShell:
                 return await answer
         except TimeoutError:
             text = f"the store gave no answer within {self._store_timeout:g} s"
-            raise StoreUnavailable(text) from None
+            raise errors.StoreUnavailable(text) from None

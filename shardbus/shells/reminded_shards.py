@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import count
 from random import Random
 
@@ -75,20 +76,17 @@ class SelfActing(msgspec.Struct, frozen=True):
         return bool(self.reminds or self.followed or self.listed)
 
 
+@dataclass(eq=False, repr=False)
 class RemindedShards:
     """Asks for the homes of shards whose entities work without messages. `self_acting()` returns
     the types that have these shards and such entities; `ask_homes(shards)` asks for homes as
     messages would, and returns those that the type has no more."""
 
-    def __init__(
-        self,
-        store: StateStore,
-        self_acting: Callable[[], SelfActing],
-        ask_homes: Callable[[list[str]], list[str]],
-    ) -> None:
-        self._store, self.self_acting, self._ask_homes = store, self_acting, ask_homes
-        self._freed: set[str] = set()
-        self._some_freed = asyncio.Event()
+    _store: StateStore
+    self_acting: Callable[[], SelfActing]
+    _ask_homes: Callable[[list[str]], list[str]]
+    _freed: set[str] = field(default_factory=set)
+    _some_freed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def freed(self, shards: Iterable[str]) -> None:
         """Note that shards have no home now."""

@@ -30,6 +30,7 @@ import asyncio
 import contextlib
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 
 from shardbus.entities.gate import SuspensionGate
 from shardbus.errors import ConfigError, RequestError, StoreError
@@ -52,23 +53,19 @@ PAUSE_MIN_S, PAUSE_MAX_S = 1.0, 3600.0
 """Between two sweeps."""
 
 
+@dataclass(eq=False, repr=False)
 class StateExpiry:
     """The sweeps of one node. `homes(type)` returns the node of each shard that has one, if this
     node coordinates the type now, None otherwise. `ask(node, type, ids)` calls `expire` there.
     `now` returns seconds that all nodes agree on."""
 
-    def __init__(
-        self,
-        regions: Mapping[str, RegionShell],
-        store: StateStore,
-        gate: SuspensionGate,
-        homes: Callable[[str], Mapping[str, Home] | None],
-        ask: Callable[[NodeId, str, list[str]], Awaitable[object]],
-        now: Callable[[], float],
-    ) -> None:
-        self._regions, self._store, self._gate = regions, store, gate
-        self._homes, self._ask, self._now = homes, ask, now
-        self._tasks = TaskSet()
+    _regions: Mapping[str, RegionShell]
+    _store: StateStore
+    _gate: SuspensionGate
+    _homes: Callable[[str], Mapping[str, Home] | None]
+    _ask: Callable[[NodeId, str, list[str]], Awaitable[object]]
+    _now: Callable[[], float]
+    _tasks: TaskSet = field(default_factory=TaskSet)
 
     def start(self) -> None:
         """Begin to sweep the types that have a `state_ttl`, while this node coordinates them."""

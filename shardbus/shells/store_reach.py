@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 
 from shardbus.errors import ShardBusError
 from shardbus.guarded_log import GuardedLog
@@ -57,6 +58,7 @@ async def reaches_store(store: StateStore, types: Sequence[str]) -> bool:
     return True
 
 
+@dataclass(eq=False, repr=False)
 class StoreReach:
     """The probes of one node.
 
@@ -68,21 +70,16 @@ class StoreReach:
         give_way: makes this node the youngest member.
     """
 
-    def __init__(
-        self,
-        store: StateStore,
-        patience: float,
-        successors: Callable[[], Sequence[NodeId]],
-        ask: Callable[[NodeId, list[str]], Awaitable[bool]],
-        give_way: Callable[[], None],
-    ) -> None:
-        self._store, self._patience = store, patience
-        self._successors, self._ask, self._give_way = successors, ask, give_way
-        self._failing: dict[str, None] = {}
-        """Types whose coordinators have failed to use the store since the last good probe."""
-        self._asked_from = 0
-        self._wakes = asyncio.Event()
-        self._tasks = TaskSet()
+    _store: StateStore
+    _patience: float
+    _successors: Callable[[], Sequence[NodeId]]
+    _ask: Callable[[NodeId, list[str]], Awaitable[bool]]
+    _give_way: Callable[[], None]
+    _failing: dict[str, None] = field(default_factory=dict)
+    """Types whose coordinators have failed to use the store since the last good probe."""
+    _asked_from: int = 0
+    _wakes: asyncio.Event = field(default_factory=asyncio.Event)
+    _tasks: TaskSet = field(default_factory=TaskSet)
 
     def start(self) -> None:
         """Begin to probe."""

@@ -28,14 +28,8 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 from shardbus.simulation.timeline import ProcessClock, Timeline
+from shardbus.tasks import internals
 from shardbus.tasks.answers import WatchedAnswer
-from shardbus.tasks.internals import (
-    enter_task,
-    leave_task,
-    run_handle,
-    running_loop,
-    set_running_loop,
-)
 
 T = TypeVar("T")
 
@@ -120,22 +114,24 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             return
         if self.slow > 1.0:
             self._busy_until = self.timeline.now + TURN_S * self.slow
-        ready, outer = self._ready, running_loop()
+        ready, outer = self._ready, internals.running_loop()
         task = None if outer is None else asyncio.current_task(outer)
         if outer is not None and task is not None:
-            leave_task(outer, task)  # from 3.14 on a thread has one current task, not each loop
-        set_running_loop(self)
+            internals.leave_task(
+                outer, task
+            )  # from 3.14 on a thread has one current task, not each loop
+        internals.set_running_loop(self)
         try:
             left = len(ready)
             while left and ready:  # a callback may kill the process
                 left -= 1
                 handle = ready.popleft()
                 if not handle.cancelled():
-                    run_handle(handle)
+                    internals.run_handle(handle)
         finally:
-            set_running_loop(outer)
+            internals.set_running_loop(outer)
             if outer is not None and task is not None:
-                enter_task(outer, task)
+                internals.enter_task(outer, task)
         if self.after_turn is not None:
             self.after_turn()
         if ready:

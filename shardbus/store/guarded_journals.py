@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from shardbus.errors import StoreError
@@ -22,17 +23,14 @@ class GuardedCall(Protocol):
     ) -> Any: ...
 
 
+@dataclass(eq=False, repr=False)
 class GuardedJournals:
     """Calls the journals of a store by `call`. `outcome` returns the meaning of an answer to one
     append. An opening waits for the appends that have not ended in the store."""
 
-    def __init__(
-        self,
-        call: GuardedCall,
-        outcome: Callable[[str, object], StoreError | None],
-        writes: UnendedWrites,
-    ) -> None:
-        self._call, self._outcome, self._writes = call, outcome, writes
+    _call: GuardedCall
+    _outcome: Callable[[str, object], StoreError | None]
+    _writes: UnendedWrites
 
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
         """Append to journals."""

@@ -47,8 +47,8 @@ from shardbus.wire.stored_state import split_numbered, split_record
 PAGE = 1000
 ATTEMPTS = 5
 """Looks at a journal that a node changes meanwhile."""
-APPENDED, APPENDED_BYTES = 500, 4 * 1024 * 1024
-"""Entries of one append of an import, and bytes of them, about."""
+APPENDED = 500
+"""Entries of one append of an import, at most."""
 FILLER, FILLERS = b"\x00", 10_000
 """An entry in the place of a removed one, and how many of them one append has."""
 FILLERS_MAX = 10_000_000

@@ -17,25 +17,10 @@ from itertools import islice
 
 import msgspec
 
-from shardbus.errors import (
-    LayoutDiffers,
-    StaleEpoch,
-    StaleFence,
-    StoreError,
-    StoreUnavailable,
-)
+from shardbus import errors
 from shardbus.ids import NodeId
+from shardbus.store import protocol
 from shardbus.store.memory_journals import MemoryJournalRows, MemoryJournals
-from shardbus.store.protocol import (
-    Due,
-    IdPage,
-    Lease,
-    NewHomes,
-    Reminders,
-    Save,
-    StoredTable,
-    new_identity,
-)
 from shardbus.store.rows import epoch_of, fence_of, table_of
 
 PLACE_DIGITS = 18
@@ -70,7 +55,7 @@ class _Lease(msgspec.Struct):
     counter: int
     expires: float
 
-    def is_under(self, lease: Lease) -> bool:
+    def is_under(self, lease: protocol.Lease) -> bool:
         return (self.owner, self.counter) == (lease.owner, lease.counter)
 
 
@@ -79,10 +64,10 @@ class ReminderIndex(msgspec.Struct):
 
     records: dict[str, tuple[str, int, bytes]] = msgspec.field(default_factory=dict)
     """By entity: its shard, when the earliest is due, and all of them."""
-    due: dict[str, list[Due]] = msgspec.field(default_factory=dict)
+    due: dict[str, list[protocol.Due]] = msgspec.field(default_factory=dict)
     """By shard, sorted."""
 
-    def put(self, shard: str, entity_id: str, reminders: Reminders) -> None:
+    def put(self, shard: str, entity_id: str, reminders: protocol.Reminders) -> None:
         """Replace the reminders of an entity."""
         before = self.records.pop(entity_id, None)
         if before is not None:
@@ -102,7 +87,7 @@ class MemoryData(msgspec.Struct):
     leases: dict[str, _Lease] = msgspec.field(default_factory=dict)
     reminders: dict[str, ReminderIndex] = msgspec.field(default_factory=dict)
     journals: MemoryJournalRows = msgspec.field(default_factory=dict)
-    identity: str = msgspec.field(default_factory=new_identity)
+    identity: str = msgspec.field(default_factory=protocol.new_identity)
 
 
 class MemoryStore:
@@ -127,11 +112,11 @@ class MemoryStore:
         data.identity = known or data.identity
         return data.identity
 
-    async def load_table(self, entity_type: str) -> StoredTable | None:
+    async def load_table(self, entity_type: str) -> protocol.StoredTable | None:
         table = self._data().tables.get(entity_type)
         return None if table is None else _stored(entity_type, table)
 
-    async def claim_epoch(self, entity_type: str, epoch: int, layout: str) -> StoredTable:
+    async def claim_epoch(self, entity_type: str, epoch: int, layout: str) -> protocol.StoredTable:
         tables = self._data().tables
         table = tables.get(entity_type)
         if table is None:
@@ -140,20 +125,22 @@ class MemoryStore:
         if (table.epoch, table.layout, table.claimer) == (epoch, layout, self):
             return _stored(entity_type, table)
         if epoch_of(entity_type, table.epoch) >= epoch:
-            raise StaleEpoch(entity_type, epoch, table.epoch)
+            raise errors.StaleEpoch(entity_type, epoch, table.epoch)
         if table.layout != layout and table.homes:
-            raise LayoutDiffers(entity_type, layout, table.layout)
+            raise errors.LayoutDiffers(entity_type, layout, table.layout)
         table.epoch, table.layout, table.claimer = epoch, layout, self
         return _stored(entity_type, table)
 
-    async def write_homes(self, entity_type: str, epoch: int, homes: NewHomes, op_id: int) -> None:
+    async def write_homes(
+        self, entity_type: str, epoch: int, homes: protocol.NewHomes, op_id: int
+    ) -> None:
         table = self._data().tables.get(entity_type)
         if table is None:
-            raise StaleEpoch(entity_type, epoch, 0)
+            raise errors.StaleEpoch(entity_type, epoch, 0)
         if table.op_id == op_id:
             return
         if table.epoch != epoch or table.claimer is not self:
-            raise StaleEpoch(entity_type, epoch, epoch_of(entity_type, table.epoch))
+            raise errors.StaleEpoch(entity_type, epoch, epoch_of(entity_type, table.epoch))
         for shard, home in homes.items():
             if home is None:
                 table.homes.pop(shard, None)
@@ -173,21 +160,21 @@ class MemoryStore:
     ) -> bytes | None:
         state = self._data().states.setdefault((entity_type, entity_id), _State(fence))
         if state.fence > fence:
-            raise StaleFence(entity_type, entity_id, fence, state.fence)
+            raise errors.StaleFence(entity_type, entity_id, fence, state.fence)
         state.fence, state.idle_since = fence, None
         return state.data
 
-    async def save_states(self, saves: Sequence[Save]) -> list[StoreError | None]:
+    async def save_states(self, saves: Sequence[protocol.Save]) -> list[errors.StoreError | None]:
         data = self._data()
         return [_save(data, save) for save in saves]
 
     async def page_stored(
         self, entity_type: str, prefix: str, cursor: str | None, limit: int
-    ) -> IdPage:
+    ) -> protocol.IdPage:
         """As the protocol says. The cursor is a place in `states`, in which rows never move."""
         place = cursor or "0"
         if not (place.isascii() and place.isdigit() and len(place) <= PLACE_DIGITS):
-            raise StoreError(f"{place!r:.60} is no cursor of this store")
+            raise errors.StoreError(f"{place!r:.60} is no cursor of this store")
         first, most, page = int(place), limit * LOOKED_AT, list[str]()
         seen = first
         for (kind, entity_id), state in islice(self._data().states.items(), first, first + most):
@@ -234,7 +221,7 @@ class MemoryStore:
 
     async def page_remembered(
         self, entity_type: str, shard: str, cursor: str | None, limit: int
-    ) -> IdPage:
+    ) -> protocol.IdPage:
         entry = self._data().remembered.get((entity_type, shard))
         known = [] if entry is None else entry.entity_ids
         first = 0 if cursor is None else bisect_right(known, cursor)
@@ -253,8 +240,8 @@ class MemoryStore:
         return [None if record is None else record[2] for record in records]
 
     async def page_due(
-        self, entity_type: str, shard: str, after: Due | None, limit: int
-    ) -> list[Due]:
+        self, entity_type: str, shard: str, after: protocol.Due | None, limit: int
+    ) -> list[protocol.Due]:
         index = self._data().reminders.get(entity_type) or ReminderIndex()
         entries = index.due.get(shard, [])
         first = 0 if after is None else bisect_right(entries, after)
@@ -264,7 +251,7 @@ class MemoryStore:
         index = self._data().reminders.get(entity_type) or ReminderIndex()
         return [shard for shard, entries in index.due.items() if entries]
 
-    async def acquire_lease(self, name: str, owner: str, ttl: float) -> Lease | None:
+    async def acquire_lease(self, name: str, owner: str, ttl: float) -> protocol.Lease | None:
         now = self._clock()
         held = self._data().leases.setdefault(name, _Lease(None, 0, now))
         if held.owner is None or held.expires <= now:
@@ -273,9 +260,9 @@ class MemoryStore:
         elif held.owner != owner:
             return None
         held.expires = now + ttl
-        return Lease(name, owner, held.counter)
+        return protocol.Lease(name, owner, held.counter)
 
-    async def renew_lease(self, lease: Lease, ttl: float) -> bool:
+    async def renew_lease(self, lease: protocol.Lease, ttl: float) -> bool:
         now = self._clock()
         held = self._data().leases.get(lease.name)
         if held is None or not held.is_under(lease) or held.expires <= now:
@@ -283,43 +270,43 @@ class MemoryStore:
         held.expires = now + ttl
         return True
 
-    async def release_lease(self, lease: Lease) -> None:
+    async def release_lease(self, lease: protocol.Lease) -> None:
         held = self._data().leases.get(lease.name)
         if held is not None and held.is_under(lease):
             held.owner = None
 
     def _data(self) -> MemoryData:
         if not self._open:
-            raise StoreUnavailable("the store memory:// is not open")
+            raise errors.StoreUnavailable("the store memory:// is not open")
         return self._held
 
     def _fenced(self, entity_type: str, shard: str, fence: int) -> list[str]:
         entry = self._data().remembered.setdefault((entity_type, shard), _Remembered(fence))
         if entry.fence > fence:
-            raise StaleFence(entity_type, shard, fence, entry.fence)
+            raise errors.StaleFence(entity_type, shard, fence, entry.fence)
         entry.fence = fence
         return entry.entity_ids
 
 
-def _stored(entity_type: str, table: _Table) -> StoredTable:
+def _stored(entity_type: str, table: _Table) -> protocol.StoredTable:
     rows = [(shard, *home) for shard, home in table.homes.items()]
     return table_of(entity_type, table.epoch, table.layout, rows)
 
 
-def _save(stored_data: MemoryData, save: Save) -> StoreError | None:
+def _save(stored_data: MemoryData, save: protocol.Save) -> errors.StoreError | None:
     state = stored_data.states.setdefault((save.entity_type, save.entity_id), _State(save.fence))
     if state.op_id == save.op_id:
         return None
     try:
         stored = fence_of(save.entity_type, save.entity_id, state.fence)
-    except StoreError as damaged:
+    except errors.StoreError as damaged:
         return damaged
     if stored > save.fence:
-        return StaleFence(save.entity_type, save.entity_id, save.fence, stored)
+        return errors.StaleFence(save.entity_type, save.entity_id, save.fence, stored)
     if save.reminders is not None:
         remembered = stored_data.remembered.get((save.entity_type, save.shard))
         if remembered is not None and remembered.fence > save.fence:
-            return StaleFence(save.entity_type, save.entity_id, save.fence, remembered.fence)
+            return errors.StaleFence(save.entity_type, save.entity_id, save.fence, remembered.fence)
         index = stored_data.reminders.setdefault(save.entity_type, ReminderIndex())
         index.put(save.shard, save.entity_id, save.reminders)
     state.fence, state.op_id = save.fence, save.op_id

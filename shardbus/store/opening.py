@@ -28,16 +28,10 @@ from shardbus.config.replicas import SCHEME, is_in_memory, replicas_of
 from shardbus.config.settings import SecuritySettings
 from shardbus.error_text import described
 from shardbus.errors import ConfigError
+from shardbus.store import urls
 from shardbus.store.guarded import GuardedStore
 from shardbus.store.memory import MemoryStore
 from shardbus.store.protocol import StateStore
-from shardbus.store.urls import (
-    POSTGRES_SCHEMES,
-    REDIS_SCHEMES,
-    check_durability,
-    mask_url,
-    split_options,
-)
 from shardbus.tasks.interrupts import raise_interrupt
 
 ENTRY_POINTS = "shardbus.stores"
@@ -63,42 +57,44 @@ def open_store(
     """
     scheme, mark, _ = url.partition("://")
     if not mark:
-        raise ConfigError(f"store.url: {mask_url(url)!r} is not a URL", hint=_known())
+        raise ConfigError(f"store.url: {urls.mask_url(url)!r} is not a URL", hint=_known())
     if timeout <= 0:
         raise ConfigError(f"store.timeout must be above 0, not {timeout:g}")
     if scheme == "memory":
         if url != "memory://":
-            raise ConfigError(f"store.url: memory:// stands alone, not as in {mask_url(url)!r}")
+            raise ConfigError(
+                f"store.url: memory:// stands alone, not as in {urls.mask_url(url)!r}"
+            )
         return MemoryStore()
     if scheme == "sqlite":
         return _open_sqlite(url, cluster, timeout)
-    if scheme in REDIS_SCHEMES:
+    if scheme in urls.REDIS_SCHEMES:
         return _open_redis(url, cluster, timeout)
-    if scheme in POSTGRES_SCHEMES:
+    if scheme in urls.POSTGRES_SCHEMES:
         return _open_postgres(url, cluster, timeout)
     if scheme == SCHEME:
         security = security or SecuritySettings()
         return _open_replicated(url, cluster, timeout, security, start_within)
     store = _open_other(scheme, url, cluster, timeout)
-    return GuardedStore(store, mask_url(url), timeout) if guard else store
+    return GuardedStore(store, urls.mask_url(url), timeout) if guard else store
 
 
 def _open_sqlite(url: str, cluster: str, timeout: float) -> StateStore:
     from shardbus.store.sqlite import SqliteStore
 
-    base, options = split_options(url, ("durability",))
+    base, options = urls.split_options(url, ("durability",))
     path = base.removeprefix("sqlite:///")
     if path == base:
         raise ConfigError(
-            f"store.url: {mask_url(url)!r} names a host",
+            f"store.url: {urls.mask_url(url)!r} names a host",
             hint="write sqlite:///relative.db or sqlite:////absolute.db",
         )
     if path in ("", ":memory:"):
         raise ConfigError(
-            f"store.url: {mask_url(url)!r} names no file",
+            f"store.url: {urls.mask_url(url)!r} names no file",
             hint="for a store in memory write memory://",
         )
-    durability = check_durability(options.get("durability", "disk"), DURABILITIES)
+    durability = urls.check_durability(options.get("durability", "disk"), DURABILITIES)
     return SqliteStore(path, cluster=cluster, timeout=timeout, full_sync=durability == "disk")
 
 
@@ -107,7 +103,7 @@ def _open_redis(url: str, cluster: str, timeout: float) -> StateStore:
         from shardbus.store.redis import RedisStore
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"store.url: {mask_url(url)!r} needs the package {error.name!r}",
+            f"store.url: {urls.mask_url(url)!r} needs the package {error.name!r}",
             hint="pip install redis",
         ) from None
     return RedisStore(url, f"shardbus:{quote(cluster, safe='')}", timeout=timeout)
@@ -118,7 +114,7 @@ def _open_postgres(url: str, cluster: str, timeout: float) -> StateStore:
         from shardbus.store.postgres import PostgresStore
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"store.url: {mask_url(url)!r} needs the package {error.name!r}",
+            f"store.url: {urls.mask_url(url)!r} needs the package {error.name!r}",
             hint="pip install 'shardbus[postgres]'",
         ) from None
     return PostgresStore(url, cluster, timeout=timeout)
@@ -151,7 +147,7 @@ def _open_replicated(
 def _open_other(scheme: str, url: str, cluster: str, timeout: float) -> StateStore:
     entry = next(iter(entry_points(group=ENTRY_POINTS, name=scheme)), None)
     if entry is None:
-        shown = mask_url(url)
+        shown = urls.mask_url(url)
         raise ConfigError(f"store.url: no store is known by the scheme of {shown!r}", hint=_known())
     try:
         opener: Callable[..., StateStore] = entry.load()
@@ -169,11 +165,11 @@ def _open_other(scheme: str, url: str, cluster: str, timeout: float) -> StateSto
         raise_interrupt(error)
         raise ConfigError(
             f"store.url: the plugin {entry.value!r} for {scheme!r} cannot open"
-            f" {mask_url(url)!r}: {described(error, 500)}"
+            f" {urls.mask_url(url)!r}: {described(error, 500)}"
         ) from error
 
 
 def _known() -> str:
     plugged = sorted({entry.name for entry in entry_points(group=ENTRY_POINTS)})
-    known = ("memory", "sqlite", *REDIS_SCHEMES, *POSTGRES_SCHEMES, SCHEME, *plugged)
+    known = ("memory", "sqlite", *urls.REDIS_SCHEMES, *urls.POSTGRES_SCHEMES, SCHEME, *plugged)
     return f"known schemes are {', '.join(known)}"

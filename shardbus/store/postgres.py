@@ -16,14 +16,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
-from shardbus.errors import (
-    ConfigError,
-    LayoutDiffers,
-    StaleEpoch,
-    StaleFence,
-    StoreError,
-    StoreUnavailable,
-)
+from shardbus import errors
 from shardbus.store import postgres_statements as sql
 from shardbus.store.clock import machine_clock
 from shardbus.store.load_group import Load, Loaded, LoadGroup
@@ -83,7 +76,7 @@ class PostgresStore:
     async def start(self) -> None:
         await self._check(create=True)
         self._link.open()
-        with contextlib.suppress(StoreUnavailable):  # The mark is known from the start.
+        with contextlib.suppress(errors.StoreUnavailable):  # The mark is known from the start.
             await self._probe()
         self._watch.start()
 
@@ -122,15 +115,15 @@ class PostgresStore:
                     await prepare(connection, self._schema, self._shown)
             async with asyncio.timeout(self._timeout):
                 await check_server(connection, self._schema, self._shown, self._durability)
-        except ConfigError:
+        except errors.ConfigError:
             raise
         except Exception as error:  # The client library's errors have no common root.
             trouble = trouble_of(error)
             if trouble.again or not trouble.definite:
-                raise StoreUnavailable(
+                raise errors.StoreUnavailable(
                     f"{self._shown} {trouble.what}", hint=trouble.hint, definite=True
                 ) from None
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"store.url: {self._shown} {trouble.what}", hint=trouble.hint
             ) from None
         finally:
@@ -154,7 +147,7 @@ class PostgresStore:
         """Return the faults in the server's settings."""
         try:
             await self._check(create=False)
-        except ConfigError as error:
+        except errors.ConfigError as error:
             return (str(error),)
         return ()
 
@@ -180,9 +173,9 @@ class PostgresStore:
                 if (table.epoch, table.layout, claimer) == (epoch, layout, self._link.session):
                     return table
                 if table.epoch >= epoch:
-                    raise StaleEpoch(entity_type, epoch, table.epoch)
+                    raise errors.StaleEpoch(entity_type, epoch, table.epoch)
                 if table.layout != layout and (table.homes or table.dropped):
-                    raise LayoutDiffers(entity_type, layout, table.layout)
+                    raise errors.LayoutDiffers(entity_type, layout, table.layout)
             version = rows[0]["version"] if rows else 0
             if await self._link.call(sql.CLAIM_EPOCH, *key, epoch, layout, version):
                 return table_of(entity_type, epoch, layout, _homes(rows))
@@ -204,7 +197,7 @@ class PostgresStore:
                 return
             stored = rows[0]["epoch"] if rows else 0
             if stored != epoch or rows[0]["claimer"] != self._link.session:
-                raise StaleEpoch(entity_type, epoch, epoch_of(entity_type, stored))
+                raise errors.StaleEpoch(entity_type, epoch, epoch_of(entity_type, stored))
         raise self._contended("the table", entity_type)
 
     async def remove_table(self, entity_type: str) -> bool:
@@ -243,22 +236,22 @@ class PostgresStore:
                 return [answers[load.entity_id] for load in loads]
         raise self._contended("states", entity_type)
 
-    async def save_states(self, saves: Sequence[Save]) -> list[StoreError | None]:
-        answers: list[StoreError | None] = [None] * len(saves)
+    async def save_states(self, saves: Sequence[Save]) -> list[errors.StoreError | None]:
+        answers: list[errors.StoreError | None] = [None] * len(saves)
         for number, chunk in enumerate(_chunks(saves)):
             try:
                 stale = await self._save_chunk([saves[i] for i in chunk])
-            except StoreUnavailable as error:
+            except errors.StoreUnavailable as error:
                 error.definite = error.definite and number == 0
                 raise
             for place, answer in stale:
                 answers[chunk[place]] = answer
         return answers
 
-    async def _save_chunk(self, saves: Sequence[Save]) -> list[tuple[int, StaleFence]]:
+    async def _save_chunk(self, saves: Sequence[Save]) -> list[tuple[int, errors.StaleFence]]:
         """Write these saves, which have each entity once. Returns the place of each that is stale,
         with its answer."""
-        stale: list[tuple[int, StaleFence]] = []
+        stale: list[tuple[int, errors.StaleFence]] = []
         places = list(range(len(saves)))
         for _ in range(ATTEMPTS):
             chosen = [saves[place] for place in places]
@@ -306,10 +299,10 @@ class PostgresStore:
 
     async def _raise_lists(
         self, saves: Sequence[Save], places: list[int]
-    ) -> list[tuple[int, StaleFence]]:
+    ) -> list[tuple[int, errors.StaleFence]]:
         """Write the fences of the shards of these saves where none is. Take the places of those
         that are lower than the shard's from `places`, and return them with their answers."""
-        stale: list[tuple[int, StaleFence]] = []
+        stale: list[tuple[int, errors.StaleFence]] = []
         types, shards = zip(*((saves[i].entity_type, saves[i].shard) for i in places), strict=True)
         rows = await self._link.call(sql.LIST_FENCES_OF, self._cluster, list(types), list(shards))
         for place, (stored,) in zip(tuple(places), rows, strict=True):
@@ -492,8 +485,8 @@ class PostgresStore:
             if names:
                 await self._link.call(statement, self._cluster, entity_type, fence, names)
 
-    def _contended(self, what: str, entity_type: str) -> StoreUnavailable:
-        return StoreUnavailable(
+    def _contended(self, what: str, entity_type: str) -> errors.StoreUnavailable:
+        return errors.StoreUnavailable(
             f"{self._shown} did not write {what} of {entity_type!r}: others changed it"
             f" {ATTEMPTS} times meanwhile"
         )
@@ -525,11 +518,11 @@ def _kind(save: Save) -> bool | None:
     return None if save.reminders is None else save.reminders.alone
 
 
-def _stale(entity_type: str, name: str, fence: int, stored: int | None) -> StaleFence | None:
+def _stale(entity_type: str, name: str, fence: int, stored: int | None) -> errors.StaleFence | None:
     """Return the refusal of a fence by the stored one, None if that is not higher, or is gone."""
     if stored is None or stored <= fence:
         return None
-    return StaleFence(entity_type, name, fence, stored)
+    return errors.StaleFence(entity_type, name, fence, stored)
 
 
 def _table(entity_type: str, rows: Sequence[Any]) -> StoredTable:

@@ -6,6 +6,7 @@ Source: `journal_protocol`; `postgres_journal_statements`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import asyncpg  # type: ignore[import-untyped]
@@ -43,17 +44,14 @@ async def prepare_journals(connection: PostgresConnection, schema: str) -> None:
         return
 
 
+@dataclass(eq=False, repr=False)
 class PostgresJournals:
     """The `JournalStore` over a link. `cluster` is in each row; `contended` makes the error for
     rows that others changed too often."""
 
-    def __init__(
-        self,
-        link: PostgresLink,
-        cluster: str,
-        contended: Callable[[str, str], StoreUnavailable],
-    ) -> None:
-        self._link, self._cluster, self._contended = link, cluster, contended
+    _link: PostgresLink
+    _cluster: str
+    _contended: Callable[[str, str], StoreUnavailable]
 
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
         answers: list[StoreError | None] = [None] * len(appends)

@@ -27,18 +27,12 @@ from redis.exceptions import RedisError
 from shardbus.errors import ConfigError, StoreUnavailable
 from shardbus.guarded_log import GuardedLog
 from shardbus.ids import Address
+from shardbus.store import redis_link
 from shardbus.store import redis_scripts as scripts
 from shardbus.store.clock import machine_clock
 from shardbus.store.redis_check import check_access, check_server
 from shardbus.store.redis_cluster import ClusterLink, ClusterMap
 from shardbus.store.redis_keys import RedisKeys
-from shardbus.store.redis_link import (
-    RedisClient,
-    RedisLink,
-    RedisSession,
-    is_master,
-    run_id_of,
-)
 from shardbus.store.redis_sentinels import SentinelClient
 from shardbus.store.server_clock import ServerClock, clock_offset
 from shardbus.store.server_watch import PROBE_S
@@ -53,14 +47,14 @@ class RedisServers:
 
     def __init__(
         self,
-        links: Sequence[RedisLink | ClusterLink],
-        session: RedisSession,
+        links: Sequence[redis_link.RedisLink | ClusterLink],
+        session: redis_link.RedisSession,
         keys: RedisKeys,
-        connect: Callable[[], RedisClient],
+        connect: Callable[[], redis_link.RedisClient],
         cluster: ClusterMap | None,
         durability: str,
         timeout: float,
-        guide: RedisClient | None = None,
+        guide: redis_link.RedisClient | None = None,
     ) -> None:
         self._links, self._session, self._keys = links, session, keys
         self._link = links[0]
@@ -98,11 +92,11 @@ class RedisServers:
             await _close(client)
         return fsync
 
-    async def _check(self, client: RedisClient, shown: str) -> tuple[bool, list[str]]:
+    async def _check(self, client: redis_link.RedisClient, shown: str) -> tuple[bool, list[str]]:
         key = self._keys.probe
         return await check_server(client, key, shown, self._durability, self._timeout)
 
-    def _masters(self) -> list[tuple[Callable[[], RedisClient], str]]:
+    def _masters(self) -> list[tuple[Callable[[], redis_link.RedisClient], str]]:
         """Return how to connect to each master, and its name for people."""
         slots = self._map
         if slots is None:
@@ -161,16 +155,16 @@ class RedisServers:
         with contextlib.suppress(RedisError, OSError, TimeoutError):
             async with asyncio.timeout(self._timeout):
                 place = await self._guide.find_master()
-                links = [link for link in self._links if isinstance(link, RedisLink)]
+                links = [link for link in self._links if isinstance(link, redis_link.RedisLink)]
                 if any(link.place not in (None, place) for link in links):
                     await self._leave_former(links)
 
-    async def _leave_former(self, links: list[RedisLink]) -> None:
+    async def _leave_former(self, links: list[redis_link.RedisLink]) -> None:
         """End the links to another server than the present master. An address may be one of two
         that it has, so run ids are compared."""
         client = self.connect()
         try:
-            run_id, masters = await run_id_of(client), await is_master(client)
+            run_id, masters = await redis_link.run_id_of(client), await redis_link.is_master(client)
         finally:
             await _close(client)
         if run_id and masters:
@@ -215,6 +209,6 @@ class RedisServers:
         return problems
 
 
-async def _close(client: RedisClient) -> None:
+async def _close(client: redis_link.RedisClient) -> None:
     with contextlib.suppress(Exception):
         await client.aclose()

@@ -24,26 +24,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from shardbus.errors import StaleFence, StoreError, StoreUnavailable
-from shardbus.replication import reminder_index
-from shardbus.replication.proposer import (
-    Completed,
-    LoadState,
-    Operation,
-    Outcome,
-    Outdated,
-    ReadValue,
-    Unanswered,
-)
+from shardbus.replication import proposer, reminder_index, values
 from shardbus.replication.reminder_index import SettledSave, due_of, list_of
-from shardbus.replication.values import (
-    Function,
-    ListValue,
-    Reading,
-    StateValue,
-    Value,
-    list_key,
-    state_key,
-)
 from shardbus.store.protocol import Due, Save
 
 SETTLED_MAX = 10_000
@@ -51,10 +33,10 @@ SETTLED_MAX = 10_000
 NUMBER_BITS = 63
 NO_ANSWER = "too few replicas have answered in time"
 
-Change = Callable[[str, int, Function], Awaitable[object]]
+Change = Callable[[str, int, values.Function], Awaitable[object]]
 """Changes the value of a key under a fence: returns the function's result."""
-DoAll = Callable[[Sequence[tuple[str, Operation]]], Awaitable[list[Outcome]]]
-Read = Callable[[str], Awaitable[Reading]]
+DoAll = Callable[[Sequence[tuple[str, proposer.Operation]]], Awaitable[list[proposer.Outcome]]]
+Read = Callable[[str], Awaitable[values.Reading]]
 SaveAll = Callable[[Sequence[Save]], Awaitable[list[StoreError | None]]]
 """Saves states with their reminders: the second step alone."""
 
@@ -132,7 +114,7 @@ class ReplicatedReminders:
         settled = self._take_settled(place)
         function = reminder_index.intend(fences, number, settled)
         try:
-            fence = await self._change(list_key(*place), max(fences.values()), function)
+            fence = await self._change(values.list_key(*place), max(fences.values()), function)
         except BaseException as error:
             self._put_back(place, settled)
             if isinstance(error, StoreUnavailable):
@@ -143,12 +125,12 @@ class ReplicatedReminders:
 
     async def _refused(self, save: Save, fence: int) -> StoreError | None:
         """Return the answer to a save that its intent has refused. It may have been sent before."""
-        key = state_key(save.entity_type, save.entity_id)
-        [outcome] = await self._do_all([(key, LoadState(fence))])
+        key = values.state_key(save.entity_type, save.entity_id)
+        [outcome] = await self._do_all([(key, proposer.LoadState(fence))])
         match outcome:
-            case Unanswered():
+            case proposer.Unanswered():
                 return StoreUnavailable(f"{NO_ANSWER} about {save.entity_type} {save.entity_id!r}")
-            case Completed(StateValue(op=op)) if op == save.op_id:
+            case proposer.Completed(values.StateValue(op=op)) if op == save.op_id:
                 return None
             case _:
                 return StaleFence(save.entity_type, save.entity_id, save.fence, fence)
@@ -190,14 +172,14 @@ class ReplicatedReminders:
 
     async def load(self, entity_type: str, entity_ids: Sequence[str]) -> list[bytes | None]:
         """Return the records of these entities."""
-        reads = (self._read(state_key(entity_type, entity_id)) for entity_id in entity_ids)
+        reads = (self._read(values.state_key(entity_type, entity_id)) for entity_id in entity_ids)
         return [_record(reading.value) for reading in await asyncio.gather(*reads)]
 
     async def page_due(
         self, entity_type: str, shard: str, after: Due | None, limit: int
     ) -> list[Due]:
         """Return entries of the index of a shard."""
-        place, key = (entity_type, shard), list_key(entity_type, shard)
+        place, key = (entity_type, shard), values.list_key(entity_type, shard)
         if settled := self._take_settled(place):
             try:
                 await self._change(key, 0, reminder_index.settle(settled))
@@ -208,36 +190,39 @@ class ReplicatedReminders:
         due = {**value.due, **await self._due_of_open(place, value)} if value.open else value.due
         return reminder_index.page(due, after, limit)
 
-    async def _due_of_open(self, place: Place, value: ListValue) -> dict[str, int]:
+    async def _due_of_open(self, place: Place, value: values.ListValue) -> dict[str, int]:
         """Return when the entities are due that are open. Saves under lower fences than the list's
         have no effect afterwards."""
         entity_type, shard = place
         former = {one: save for one, save in value.open.items() if save.fence < value.fence}
-        works: list[tuple[str, Operation]] = [
-            (state_key(entity_type, one), LoadState(value.fence) if one in former else ReadValue())
+        works: list[tuple[str, proposer.Operation]] = [
+            (
+                values.state_key(entity_type, one),
+                proposer.LoadState(value.fence) if one in former else proposer.ReadValue(),
+            )
             for one in value.open
         ]
         due, settled = dict[str, int](), dict[str, SettledSave]()
         for one, outcome in zip(value.open, await self._do_all(works), strict=True):
             match outcome:
-                case Completed(Reading(state)):
+                case proposer.Completed(values.Reading(state)):
                     due[one] = due_of(state, shard)
-                case Completed(state):
-                    assert state is None or isinstance(state, StateValue)
+                case proposer.Completed(state):
+                    assert state is None or isinstance(state, values.StateValue)
                     due[one] = due_of(state, shard)
                     settled[one] = SettledSave(former[one].number, due[one])
-                case Outdated():
-                    reading = await self._read(state_key(entity_type, one))
+                case proposer.Outdated():
+                    reading = await self._read(values.state_key(entity_type, one))
                     due[one] = due_of(reading.value, shard)
                 case _:
                     raise StoreUnavailable(f"{NO_ANSWER} about {entity_type} {one!r:.100}")
         if settled:
             with suppress(StoreUnavailable):  # they stay open
                 function = reminder_index.settle(settled)
-                await self._change(list_key(*place), value.fence, function)
+                await self._change(values.list_key(*place), value.fence, function)
         return due
 
 
-def _record(value: Value) -> bytes | None:
-    reminders = value.reminders if isinstance(value, StateValue) else None
+def _record(value: values.Value) -> bytes | None:
+    reminders = value.reminders if isinstance(value, values.StateValue) else None
     return None if reminders is None else reminders.record

@@ -24,18 +24,9 @@ from typing import Protocol
 
 from shardbus.errors import ConfigError, StoreUnavailable, ValueRefused
 from shardbus.quantities import counted
+from shardbus.replication import quorum
 from shardbus.replication.messages import KeysChanged, ListChanges, TakeChange
 from shardbus.replication.proposer import Completed, RingFound, SendCall, Unanswered
-from shardbus.replication.quorum import (
-    DataEffect,
-    DataOutcome,
-    GetValue,
-    Level,
-    Quorums,
-    RequestSettled,
-    TooFewDisks,
-    WriteValue,
-)
 from shardbus.replication.ring import AdoptRing, ReplicaRing, StoreCall, StoreReply
 from shardbus.replication.values import DATA, SEPARATOR, data_key
 from shardbus.replication.versions import REGISTER, Clock, DataChange, DataValue, NotTaken
@@ -81,9 +72,9 @@ class ReplicatedValues:
         self._url, self._links, self._timeout = url, links, timeout
         self._list_keys = list_keys
         self._loop = asyncio.get_running_loop()
-        self._quorums = Quorums(ring, dice, VALUES)
+        self._quorums = quorum.Quorums(ring, dice, VALUES)
         self._tickets, self._listings = count(1), count(LISTINGS)
-        self._awaited: dict[Hashable, asyncio.Future[DataOutcome]] = {}
+        self._awaited: dict[Hashable, asyncio.Future[quorum.DataOutcome]] = {}
         self._listed: dict[int, asyncio.Future[KeysChanged]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
@@ -129,7 +120,7 @@ class ReplicatedValues:
         if listing is not None and not listing.done() and isinstance(reply.answer, KeysChanged):
             listing.set_result(reply.answer)
 
-    def _carry_out(self, effects: list[DataEffect]) -> None:
+    def _carry_out(self, effects: list[quorum.DataEffect]) -> None:
         for effect in effects:
             match effect:
                 case SendCall(disk, StoreCall() as call):
@@ -137,7 +128,7 @@ class ReplicatedValues:
                         self._quorums.on_unsent(call.number, self._loop.time())
                 case SendCall(disk, AdoptRing(ring)):
                     self._links.adopt(ring, {disk})
-                case RequestSettled(ticket, outcome):
+                case quorum.RequestSettled(ticket, outcome):
                     future = self._awaited.pop(ticket, None)
                     if future is not None and not future.done():
                         future.set_result(outcome)
@@ -171,16 +162,16 @@ class ReplicatedValues:
         disks = self.ring.disks_of(data_key(name))
         return [by_disk.get(disk, f"disk {disk:016x}") for disk in disks]
 
-    async def get(self, name: str, level: Level) -> DataValue:
+    async def get(self, name: str, level: quorum.Level) -> DataValue:
         """Return the value of a key; one without dots if there is none.
 
         Raises:
             StoreUnavailable: too few replicas have answered in time.
             ConfigError: the key has fewer replicas than the level needs.
         """
-        return await self._do(name, GetValue(level), f"r={level}")
+        return await self._do(name, quorum.GetValue(level), f"r={level}")
 
-    async def write(self, name: str, change: DataChange, level: Level) -> DataValue:
+    async def write(self, name: str, change: DataChange, level: quorum.Level) -> DataValue:
         """Write a value. Returns the value of the replica that has taken the write.
 
         Raises:
@@ -189,9 +180,11 @@ class ReplicatedValues:
             ValueRefused: the value is of another kind, or would be too large.
             ConfigError: as `get`. Nothing was written.
         """
-        return await self._do(name, WriteValue(change, level), f"w={level}")
+        return await self._do(name, quorum.WriteValue(change, level), f"w={level}")
 
-    async def _do(self, name: str, work: GetValue | WriteValue, level: str) -> DataValue:
+    async def _do(
+        self, name: str, work: quorum.GetValue | quorum.WriteValue, level: str
+    ) -> DataValue:
         if self._closed:
             raise StoreUnavailable(f"{self._url} is not open", definite=True)
         if len(self._awaited) >= REQUESTS_MAX:
@@ -200,7 +193,7 @@ class ReplicatedValues:
                 hint="await some of them first",
                 definite=True,
             )
-        future: asyncio.Future[DataOutcome] = self._loop.create_future()
+        future: asyncio.Future[quorum.DataOutcome] = self._loop.create_future()
         ticket = next(self._tickets)
         self._awaited[ticket] = future
         now = self._loop.time()
@@ -218,9 +211,9 @@ class ReplicatedValues:
                     definite=True,
                 )
             case NotTaken(reason, detail):
-                limit = work.change.limit if isinstance(work, WriteValue) else 0
+                limit = work.change.limit if isinstance(work, quorum.WriteValue) else 0
                 raise ValueRefused(name, reason, detail, limit)
-            case TooFewDisks(needed, disks):
+            case quorum.TooFewDisks(needed, disks):
                 raise ConfigError(
                     f"{level}: a key has {counted(disks, 'replica')}, fewer than {needed}",
                     hint="use a lower number, or raise store.replicas",
@@ -252,7 +245,9 @@ class ReplicatedValues:
 
     # ---- watching
 
-    async def watch(self, prefix: str, level: Level) -> AsyncGenerator[tuple[str, DataValue], None]:
+    async def watch(
+        self, prefix: str, level: quorum.Level
+    ) -> AsyncGenerator[tuple[str, DataValue], None]:
         """Yield values as `watch_values`.
 
         Raises:
@@ -336,13 +331,13 @@ class ChangedValues(Protocol):
 
     @property
     def is_open(self) -> bool: ...
-    async def get(self, name: str, level: Level, /) -> DataValue: ...
+    async def get(self, name: str, level: quorum.Level, /) -> DataValue: ...
     async def keys(self, prefix: str, /) -> list[str]: ...
     async def changed(self, prefix: str, since: Since, /) -> tuple[set[str], bool]: ...
 
 
 async def watch_values(
-    source: ChangedValues, prefix: str, level: Level
+    source: ChangedValues, prefix: str, level: quorum.Level
 ) -> AsyncGenerator[tuple[str, DataValue], None]:
     """Yield the values of all keys that begin with a text, and then each that changes; a value
     without dots is of a key that was deleted. It goes on while replicas are out of reach, and ends
@@ -373,11 +368,11 @@ async def watch_values(
         await asyncio.sleep(pause)
 
 
-def _kind_of(work: GetValue | WriteValue) -> str:
-    return "get" if isinstance(work, GetValue) else "write"
+def _kind_of(work: quorum.GetValue | quorum.WriteValue) -> str:
+    return "get" if isinstance(work, quorum.GetValue) else "write"
 
 
-def _named(outcome: DataOutcome) -> str:
+def _named(outcome: quorum.DataOutcome) -> str:
     """Return the name of an outcome in `counts`."""
     match outcome:
         case Completed():

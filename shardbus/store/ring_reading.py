@@ -23,14 +23,8 @@ from typing import Any
 
 from shardbus.errors import StoreUnavailable
 from shardbus.ids import Address
+from shardbus.replication import moves
 from shardbus.replication.messages import EMPTY, Row
-from shardbus.replication.moves import (
-    BucketContent,
-    DiskAnswer,
-    PartitionDigests,
-    ShowBucket,
-    ShowDigests,
-)
 from shardbus.replication.refounding import Difference, row_differences
 from shardbus.replication.registers import Registers
 from shardbus.replication.ring import ReplicaRing, RingIs, majority, places_of
@@ -94,7 +88,7 @@ class RingReader:
         self._within = within
         self._loop, self._changed = asyncio.get_running_loop(), asyncio.Event()
         self._awaited: dict[_Key, asyncio.Future[None]] = {}
-        self._parts: dict[_Key, list[DiskAnswer]] = {}
+        self._parts: dict[_Key, list[moves.DiskAnswer]] = {}
         self._links = ReplicaLinks(
             cluster,
             tuple(addresses),
@@ -254,7 +248,7 @@ class RingReader:
         self, ring: ReplicaRing, partition: int, disks: Sequence[int], needed: int
     ) -> dict[int, tuple[int, ...]]:
         """Return the digests of `needed` of these disks, of those that answer first."""
-        request = ShowDigests(ring.number, partition)
+        request = moves.ShowDigests(ring.number, partition)
         asked = {self._loop.create_task(self._ask(ring, disk, request)): disk for disk in disks}
         digests, pending = dict[int, tuple[int, ...]](), set(asked)
         try:
@@ -262,7 +256,7 @@ class RingReader:
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     for answer in task.result():
-                        if isinstance(answer, PartitionDigests) and len(digests) < needed:
+                        if isinstance(answer, moves.PartitionDigests) and len(digests) < needed:
                             digests[asked[task]] = answer.digests
         finally:
             await _end(asked)
@@ -272,13 +266,13 @@ class RingReader:
 
     async def _bucket(self, ring: ReplicaRing, disk: int, bucket: int) -> BucketRows:
         """Return the rows of a bucket on a disk."""
-        answers = await self._ask(ring, disk, ShowBucket(ring.number, bucket))
-        contents = [answer for answer in answers if isinstance(answer, BucketContent)]
+        answers = await self._ask(ring, disk, moves.ShowBucket(ring.number, bucket))
+        contents = [answer for answer in answers if isinstance(answer, moves.BucketContent)]
         return {key: row for content in contents for key, row, _ in content.rows}
 
     async def _ask(
-        self, ring: ReplicaRing, disk: int, request: ShowDigests | ShowBucket
-    ) -> list[DiskAnswer]:
+        self, ring: ReplicaRing, disk: int, request: moves.ShowDigests | moves.ShowBucket
+    ) -> list[moves.DiskAnswer]:
         """Send a request until it is answered, and return the answer: a bucket may have several
         parts."""
         key = _key(disk, request)
@@ -296,18 +290,18 @@ class RingReader:
             del self._awaited[key]
             self._parts.pop(key, None)
 
-    def _on_rows(self, disk: int, answer: DiskAnswer) -> None:
+    def _on_rows(self, disk: int, answer: moves.DiskAnswer) -> None:
         match answer:
-            case PartitionDigests(_, number, partition):
-                self._take(_key(disk, ShowDigests(number, partition)), answer, complete=True)
-            case BucketContent(_, number, bucket, _, complete):
-                self._take(_key(disk, ShowBucket(number, bucket)), answer, complete=complete)
+            case moves.PartitionDigests(_, number, partition):
+                self._take(_key(disk, moves.ShowDigests(number, partition)), answer, complete=True)
+            case moves.BucketContent(_, number, bucket, _, complete):
+                self._take(_key(disk, moves.ShowBucket(number, bucket)), answer, complete=complete)
             case RingIs(ring):
                 self._links.take_ring(ring)
             case _:
                 return
 
-    def _take(self, key: _Key, answer: DiskAnswer, *, complete: bool) -> None:
+    def _take(self, key: _Key, answer: moves.DiskAnswer, *, complete: bool) -> None:
         future = self._awaited.get(key)
         if future is None or future.done():
             return
@@ -323,9 +317,9 @@ async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _key(disk: int, request: ShowDigests | ShowBucket) -> _Key:
+def _key(disk: int, request: moves.ShowDigests | moves.ShowBucket) -> _Key:
     match request:
-        case ShowDigests(ring, partition):
+        case moves.ShowDigests(ring, partition):
             return disk, "digests", ring, partition
-        case ShowBucket(ring, bucket):
+        case moves.ShowBucket(ring, bucket):
             return disk, "bucket", ring, bucket

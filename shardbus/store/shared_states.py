@@ -24,23 +24,13 @@ from typing import Any, NamedTuple
 from shardbus.config.settings import DataSettings
 from shardbus.errors import ConfigError
 from shardbus.ids import check_id
-from shardbus.replication.versions import (
-    AMOUNT_MAX,
-    COUNTERS,
-    KIND_NAMES,
-    TIMED,
-    Addition,
-    DataChange,
-    DataValue,
-    Dot,
-    kinds_of,
-)
+from shardbus.replication import versions
 from shardbus.store.protocol import CountsValues, StateStore
 from shardbus.store.state_values import StateValues
 
 FIELDS = {"type", "id", "shared", "contents"}
 CONTENT_FIELDS = {"name", "data", "amount", "minus"}
-KINDS = {name: kind for kind, name in KIND_NAMES.items()}
+KINDS = {name: kind for kind, name in versions.KIND_NAMES.items()}
 
 
 class SharedState(NamedTuple):
@@ -49,44 +39,44 @@ class SharedState(NamedTuple):
     entity_type: str
     entity_id: str
     kind: str
-    contents: tuple[Addition, ...]
+    contents: tuple[versions.Addition, ...]
 
 
-def states_of(entity_type: str, entity_id: str, value: DataValue) -> list[SharedState]:
+def states_of(entity_type: str, entity_id: str, value: versions.DataValue) -> list[SharedState]:
     """Return the state in a value: none without dots, and two if it was created as two kinds at
     the same time. Equal contents are equal in their order, too."""
     found = []
-    for kind in kinds_of(value):
+    for kind in versions.kinds_of(value):
         dots = [dot for dot in value.dots if dot.kind == kind]
-        if kind in COUNTERS:
+        if kind in versions.COUNTERS:
             total, minus = sum(dot.amount for dot in dots), sum(dot.minus for dot in dots)
-            contents = [Addition(amount=total, minus=minus)]
+            contents = [versions.Addition(amount=total, minus=minus)]
         else:
-            if kind in TIMED:
+            if kind in versions.TIMED:
                 dots.sort(key=lambda dot: (dot.amount, dot.stamp), reverse=True)
             else:
                 dots.sort(key=lambda dot: (dot.name, dot.data), reverse=True)
-            latest = dict.fromkeys(Addition(dot.name, dot.data) for dot in dots)
+            latest = dict.fromkeys(versions.Addition(dot.name, dot.data) for dot in dots)
             contents = list(reversed(latest))
         found.append(SharedState(entity_type, entity_id, kind, tuple(contents)))
     return found
 
 
-def value_of(state: SharedState) -> DataValue:
+def value_of(state: SharedState) -> versions.DataValue:
     """Return a value that reads as the state, of a disk that is nowhere."""
     dots = tuple(
-        Dot(
+        versions.Dot(
             1,
             n,
             state.kind,
             one.name,
             one.data,
-            n if state.kind in TIMED else one.amount,
+            n if state.kind in versions.TIMED else one.amount,
             one.minus,
         )
         for n, one in enumerate(state.contents, 1)
     )
-    return DataValue(((1, len(dots)),), dots)
+    return versions.DataValue(((1, len(dots)),), dots)
 
 
 def line_of_shared(state: SharedState) -> str:
@@ -97,7 +87,7 @@ def line_of_shared(state: SharedState) -> str:
         row |= {"data": base64.b64encode(one.data).decode()} if one.data else {}
         row |= {"amount": one.amount} if one.amount else {}
         contents.append(row | ({"minus": one.minus} if one.minus else {}))
-    kind = KIND_NAMES.get(state.kind, state.kind)
+    kind = versions.KIND_NAMES.get(state.kind, state.kind)
     row = {"type": state.entity_type, "id": state.entity_id, "shared": kind, "contents": contents}
     return json.dumps(row, ensure_ascii=False, separators=(",", ":"))
 
@@ -117,19 +107,19 @@ def shared_in(row: dict[str, Any]) -> SharedState:
     return SharedState(kind, entity_id, letter, tuple(map(_content_in, contents)))
 
 
-def _content_in(row: Any) -> Addition:
+def _content_in(row: Any) -> versions.Addition:
     if not isinstance(row, dict) or set(row) - CONTENT_FIELDS:
         raise ConfigError(f"{row!r:.60} is no content")
     name, amounts = row.get("name", ""), (row.get("amount", 0), row.get("minus", 0))
     if not isinstance(name, str) or not all(
-        type(amount) is int and 0 <= amount <= AMOUNT_MAX for amount in amounts
+        type(amount) is int and 0 <= amount <= versions.AMOUNT_MAX for amount in amounts
     ):
         raise ConfigError(f"{row!r:.60} is no content")
     try:
         data = base64.b64decode(row.get("data", ""), validate=True)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"data: {error}") from None
-    return Addition(name, data, *amounts)
+    return versions.Addition(name, data, *amounts)
 
 
 async def shared_states(
@@ -175,7 +165,7 @@ class SharedImporter:
             self.written += 1
             if self._write:
                 if any(one.kind != state.kind for one in stored):
-                    await values.write(state.entity_id, DataChange("", seen=value.clock))
-                change = DataChange(state.kind, state.contents, seen=value.clock)
+                    await values.write(state.entity_id, versions.DataChange("", seen=value.clock))
+                change = versions.DataChange(state.kind, state.contents, seen=value.clock)
                 await values.write(state.entity_id, change)
         return True

@@ -96,27 +96,10 @@ class EagerTask(LightFuture):
     quick; code that runs in a task may set attributes of its own."""
 
     __slots__ = (
-        "__dict__",
-        "__weakref__",
-        "_cancel_text",
-        "_cancels",
-        "_must_cancel",
-        "_name",
-        "activation",
-        "awaits",
-        "call_chain",
-        "chain",
-        "changed",
-        "context",
-        "coroutine",
-        "doing",
-        "message",
-        "on_end",
-        "reported",
-        "runner",
-        "seen_at",
-        "steps",
-    )
+        "__dict__", "__weakref__", "_cancel_text", "_cancels", "_must_cancel", "_name",
+        "activation", "awaits", "call_chain", "chain", "changed", "context", "coroutine", "doing",
+        "message", "on_end", "reported", "runner", "seen_at", "steps",
+    )  # fmt: skip
     __weakref__: Any
     runner: EagerRunner
     coroutine: Any

@@ -65,14 +65,9 @@ if TYPE_CHECKING:
     from shardbus.testing.store_suite import StoreSuite
 
 __all__ = [
-    "AllocationSuite",
-    "ClusterStore",
-    "EntityProbe",
-    "JournalSuite",
-    "StoreSuite",
-    "TestCluster",
+    "AllocationSuite", "ClusterStore", "EntityProbe", "JournalSuite", "StoreSuite", "TestCluster",
     "TestNode",
-]
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

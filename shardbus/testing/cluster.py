@@ -562,9 +562,9 @@ class TestCluster:
         assert isinstance(process, AppNode)
         return process
 
-    async def _virtually(self, work: Coroutine[Any, Any, T], longest: float = WAIT_MAX_S) -> T:
+    async def _virtually(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in virtual time, and wait for it in the loop of the caller."""
-        return await self._time.wait(self._time.begin(work), longest)
+        return await self._time.wait(self._time.begin(work), WAIT_MAX_S)
 
 
 def _declared(fakes: Mapping[type, type]) -> dict[str, EntityType]:

@@ -37,13 +37,7 @@ from shardbus.transport.send_buffer import SendBufferLimit
 from shardbus.transport.sent_messages import SentMessages
 from shardbus.transport.session import Session
 from shardbus.transport.window import Transmit
-from shardbus.wire.batch import (
-    FrameType,
-    MembershipFrame,
-    cluster_tag,
-    decode_membership,
-    encode_body,
-)
+from shardbus.wire import batch
 
 LINK_IDLE_S = 60.0
 """A link to a process that is no member ends after this time, once nothing is under way on it."""
@@ -73,7 +67,7 @@ class Endpoint:
         self.cluster, self.name, self.uid, self.node = cluster, name, uid, node
         self.secret, self.authorize = secret, authorize
         self.receiver, self.network = receiver, network
-        self.tag = cluster_tag(cluster)
+        self.tag = batch.cluster_tag(cluster)
         self.clock = CoarseClock()
         self.loop = asyncio.get_running_loop()
         self.send_buffer_limit = send_buffer_limit or SendBufferLimit()
@@ -223,7 +217,7 @@ class Endpoint:
             if in_use(session) or session.busy:
                 none_left = False
                 continue
-            connection.transmit(FrameType.BYE, 0, session.link.window.received, b"")
+            connection.transmit(batch.FrameType.BYE, 0, session.link.window.received, b"")
             session.closed_idle = True
             self.end_connection(connection, NodeLost(f"{session.name} has left"))
         return none_left
@@ -263,7 +257,7 @@ class Endpoint:
             connection = self._find(to, None)
         assert connection is not None
         assert self.node is not None
-        connection.request_membership(encode_body(MembershipFrame(self.node, body)))
+        connection.request_membership(batch.encode_body(batch.MembershipFrame(self.node, body)))
 
     def answer_membership(self, to: NodeId, body: bytes) -> None:
         """Answer a request to join on the connection that brought it. Without that connection the
@@ -273,8 +267,10 @@ class Endpoint:
         if inbound is None:
             self.count_drop("no_session")
             return
-        frame = encode_body(MembershipFrame(self.node, body))
-        self.incoming.transmit(inbound.identity, inbound.uid, FrameType.MEMBERSHIP, 0, 0, frame)
+        frame = batch.encode_body(batch.MembershipFrame(self.node, body))
+        self.incoming.transmit(
+            inbound.identity, inbound.uid, batch.FrameType.MEMBERSHIP, 0, 0, frame
+        )
 
     def count_drop(self, reason: str) -> None:
         """Count an unusable frame."""
@@ -301,7 +297,7 @@ class Endpoint:
     def on_membership(self, sender: NodeId, body: bytes, asked: Address | None = None) -> None:
         """A MEMBERSHIP frame arrived in a session with the sender. `asked`: the address to which
         this process opened the connection; None if the sender opened it."""
-        message = decode_membership(body)
+        message = batch.decode_membership(body)
         if message.node == sender:
             self.events.membership(sender, message.body, asked)
         else:
@@ -349,7 +345,7 @@ class Endpoint:
             known = connection.node in members and connection.node != self.node
             if not known and idle and now - connection.since > LINK_IDLE_S:
                 session.closed_idle = True
-                connection.transmit(FrameType.BYE, 0, session.link.window.received, b"")
+                connection.transmit(batch.FrameType.BYE, 0, session.link.window.received, b"")
                 self.end_connection(connection, NodeLost(f"{session.name} is no member"))
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from shardbus.transport.full_entities import Target
@@ -19,23 +20,19 @@ from shardbus.transport.window import WINDOW_BYTES
 from shardbus.wire.batch import Run
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Loopback:
     """Passes batches to the inbox of the same session. Calls `on_room` when that takes more."""
 
-    __slots__ = ("_loop", "_on_room", "inbox", "name")
     local = True
     idle = False
     """A message never leaves inside its sender's call."""
     outstanding = unsent = 0
 
-    def __init__(
-        self,
-        name: str,
-        loop: asyncio.AbstractEventLoop,
-        inbox: Inbox[Any],
-        on_room: Callable[[], None],
-    ) -> None:
-        self.name, self._loop, self.inbox, self._on_room = name, loop, inbox, on_room
+    name: str
+    _loop: asyncio.AbstractEventLoop
+    inbox: Inbox[Any]
+    _on_room: Callable[[], None]
 
     def put(self, runs: list[Run], weight: int) -> bool:
         """Receive a batch. Returns True if there is room for more."""

@@ -44,18 +44,7 @@ from shardbus.ids import NodeId, is_host
 from shardbus.membership import messages as joining
 from shardbus.membership.singleton import messages as handover
 from shardbus.sharding import messages
-from shardbus.wire.batch import (
-    AskRun,
-    Control,
-    Fail,
-    Flush,
-    FrameType,
-    Hello,
-    Hold,
-    Relayed,
-    ReplyRun,
-    TellRun,
-)
+from shardbus.wire import batch
 from shardbus.wire.control import Describe, Goodbye, Refusals, TypeInfo
 
 UID_BYTES = 8
@@ -88,7 +77,7 @@ class Permissions(msgspec.Struct, frozen=True):
 
 CLIENT, NEWCOMER, NODE = map(Permissions, (Role.CLIENT, Role.NEWCOMER, Role.NODE))
 
-Authorize = Callable[[Hello, str | None], Permissions | str]
+Authorize = Callable[[batch.Hello, str | None], Permissions | str]
 """Returns the permissions of a session, or why it is refused. Takes its HELLO and the user id that
 authentication gave the connection, None without keys. A node gets NEWCOMER: membership decides
 whether it is NODE."""
@@ -104,7 +93,7 @@ def client_name(uid: int) -> str:
     return f"client#{uid:016x}"
 
 
-def authorize(hello: Hello, user_id: str | None) -> Permissions | str:
+def authorize(hello: batch.Hello, user_id: str | None) -> Permissions | str:
     """Authorize by the rules without keys: the uid has this name, and the secret proves the uid."""
     uid = uid_of(hello.secret)
     if hello.node is None:
@@ -120,21 +109,25 @@ def authorize(hello: Hello, user_id: str | None) -> Permissions | str:
 
 # ---- the tables
 
-_SIGNS = frozenset({FrameType.ACK, FrameType.NAK, FrameType.HELD, FrameType.BYE})
-_NUMBERED = frozenset({FrameType.DATA, FrameType.PART, FrameType.LAST_PART})
-FRAMES: Mapping[Role, frozenset[FrameType]] = {
+_SIGNS = frozenset(
+    {batch.FrameType.ACK, batch.FrameType.NAK, batch.FrameType.HELD, batch.FrameType.BYE}
+)
+_NUMBERED = frozenset({batch.FrameType.DATA, batch.FrameType.PART, batch.FrameType.LAST_PART})
+FRAMES: Mapping[Role, frozenset[batch.FrameType]] = {
     Role.CLIENT: _SIGNS | _NUMBERED,
-    Role.NEWCOMER: _SIGNS | {FrameType.MEMBERSHIP},
-    Role.NODE: _SIGNS | _NUMBERED | {FrameType.MEMBERSHIP},
+    Role.NEWCOMER: _SIGNS | {batch.FrameType.MEMBERSHIP},
+    Role.NODE: _SIGNS | _NUMBERED | {batch.FrameType.MEMBERSHIP},
     Role.STORE: frozenset(),
 }
 """Frames within a session that the other process opened. HELLO opens one."""
 
-_FOR_ENTITIES = frozenset({TellRun, AskRun, ReplyRun, Fail, Flush, Control})
+_FOR_ENTITIES = frozenset(
+    {batch.TellRun, batch.AskRun, batch.ReplyRun, batch.Fail, batch.Flush, batch.Control}
+)
 RUNS: Mapping[Role, frozenset[type]] = {
     Role.CLIENT: _FOR_ENTITIES,
     Role.NEWCOMER: frozenset(),
-    Role.NODE: _FOR_ENTITIES | {Relayed, Hold},
+    Role.NODE: _FOR_ENTITIES | {batch.Relayed, batch.Hold},
     Role.STORE: frozenset(),
 }
 """Runs of a batch. Only nodes forward messages of others, and have entities without room."""

@@ -15,18 +15,8 @@ from typing import Any, NamedTuple, assert_never
 import msgspec
 
 from shardbus.replication import messages as msg
+from shardbus.replication import moves
 from shardbus.replication.disk_life import DiskKnown
-from shardbus.replication.moves import (
-    BucketContent,
-    DiskAnswer,
-    DiskRecord,
-    DiskRequest,
-    MergedRecord,
-    PartitionDigests,
-    PlaceRecord,
-    ShowBucket,
-    ShowDigests,
-)
 from shardbus.replication.ring import NO_RING, NotVoting, ReplicaRing, RingIs, RingWanted
 from shardbus.replication.values import length_of
 from shardbus.wire.replica_frames import change_of, value_of
@@ -57,15 +47,15 @@ class _Turn(msgspec.Struct, array_like=True):
     promises: list[msg.PromiseRecord] = []
     state: DiskState | None = None
     compacted: int = 0
-    places: list[PlaceRecord] = []
-    merged: list[MergedRecord] = []
+    places: list[moves.PlaceRecord] = []
+    merged: list[moves.MergedRecord] = []
 
 
 class LogTurn(NamedTuple):
     """The records of one turn of a replica. `compacted`: every row was written anew in this segment
     and later ones."""
 
-    records: Sequence[DiskRecord]
+    records: Sequence[moves.DiskRecord]
     state: DiskState | None = None
     compacted: int = 0
 
@@ -84,9 +74,9 @@ def encode_turn(turn: LogTurn) -> bytes:
                 out.promises.append(record)
             case msg.ChangeRecord():
                 out.changes.append(record)
-            case PlaceRecord():
+            case moves.PlaceRecord():
                 out.places.append(record)
-            case MergedRecord():
+            case moves.MergedRecord():
                 out.merged.append(record)
             case _:
                 assert_never(record)
@@ -117,13 +107,13 @@ def decode_turn(body: bytes | memoryview) -> LogTurn:
 DIGESTS, BUCKET, RING_IS, RING_WANTED, NOT_VOTING = "d", "b", "r", "w", "n"
 
 
-def encode_disk_request(request: DiskRequest) -> bytes:
+def encode_disk_request(request: moves.DiskRequest) -> bytes:
     """Return the body of a DIGESTS."""
-    kind = DIGESTS if isinstance(request, ShowDigests) else BUCKET
+    kind = DIGESTS if isinstance(request, moves.ShowDigests) else BUCKET
     return _pack((kind, *request))
 
 
-def decode_disk_request(body: bytes) -> DiskRequest:
+def decode_disk_request(body: bytes) -> moves.DiskRequest:
     """Return the request.
 
     Raises:
@@ -131,19 +121,19 @@ def decode_disk_request(body: bytes) -> DiskRequest:
     """
     match _read(body):
         case [str(kind), *fields] if kind == DIGESTS:
-            return msgspec.convert(fields, ShowDigests)
+            return msgspec.convert(fields, moves.ShowDigests)
         case [str(kind), *fields] if kind == BUCKET:
-            return msgspec.convert(fields, ShowBucket)
+            return msgspec.convert(fields, moves.ShowBucket)
         case _:
             raise msgspec.ValidationError("no request of a disk")
 
 
-def encode_disk_answer(disk: int, answer: DiskAnswer) -> Iterator[bytes]:
+def encode_disk_answer(disk: int, answer: moves.DiskAnswer) -> Iterator[bytes]:
     """Yield the bodies of ROWS: one, or several parts of a bucket. `disk`: the one that answers."""
     match answer:
-        case PartitionDigests():
+        case moves.PartitionDigests():
             yield _pack((disk, DIGESTS, *answer))
-        case BucketContent():
+        case moves.BucketContent():
             for part in parts_of(answer):
                 yield _pack((disk, BUCKET, *part))
         case RingIs(ring):
@@ -156,7 +146,7 @@ def encode_disk_answer(disk: int, answer: DiskAnswer) -> Iterator[bytes]:
             assert_never(answer)
 
 
-def parts_of(content: BucketContent) -> Iterator[BucketContent]:
+def parts_of(content: moves.BucketContent) -> Iterator[moves.BucketContent]:
     """Yield the rows of a bucket in parts, of which only the last is complete."""
     begin = weight = 0
     for place, (_, row, _) in enumerate(content.rows, 1):
@@ -175,7 +165,7 @@ class _RawContent(NamedTuple):
     complete: bool
 
 
-def decode_disk_answer(body: bytes) -> tuple[int, DiskAnswer]:
+def decode_disk_answer(body: bytes) -> tuple[int, moves.DiskAnswer]:
     """Return the disk that answers, and its answer.
 
     Raises:
@@ -183,14 +173,14 @@ def decode_disk_answer(body: bytes) -> tuple[int, DiskAnswer]:
     """
     match _read(body):
         case [int(disk), str(kind), *fields] if kind == DIGESTS:
-            return disk, msgspec.convert(fields, PartitionDigests)
+            return disk, msgspec.convert(fields, moves.PartitionDigests)
         case [int(disk), str(kind), *fields] if kind == BUCKET:
             raw = msgspec.convert(fields, _RawContent)
             rows = tuple(
                 (key, msg.Row(promise, ballot, value_of(key, value)), age)
                 for key, (promise, ballot, value), age in raw.rows
             )
-            return disk, BucketContent(raw.disk, raw.ring, raw.bucket, rows, raw.complete)
+            return disk, moves.BucketContent(raw.disk, raw.ring, raw.bucket, rows, raw.complete)
         case [int(disk), str(kind), ring] if kind == RING_IS:
             return disk, RingIs(msgspec.convert(ring, ReplicaRing))
         case [int(disk), str(kind), int(number)] if kind == RING_WANTED:

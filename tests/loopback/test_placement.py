@@ -351,6 +351,7 @@ async def test_TS14_a_strategy_that_hangs_stops_no_loop_and_is_named(
         await touch(nodes, range(SHARDS))
         homes = hosts(nodes.all, "counter")
         assert {str(n.me) for at in homes.values() for n in at} == {str(first.me), str(second.me)}
+        await until(lambda: strategy.threads, "its thread, which a busy host starts late")
         assert len(strategy.threads) == 1
         assert strategy.threads != [threading.get_ident()]
         [[method, what]] = answer_checkup(Administration(first))["types"]["counter"]["strategy"]

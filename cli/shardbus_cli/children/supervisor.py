@@ -10,6 +10,7 @@ import asyncio
 import signal
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 
 from shardbus_cli.children import group
@@ -22,6 +23,7 @@ FIRST_NOTE_S, NOTE_S = 1.0, 5.0
 """Until the first report of which children have not ended, and between two."""
 
 
+@dataclass(eq=False, repr=False)
 class ChildSupervisor:
     """Runs child processes until their group ends. Made in the loop that runs it.
 
@@ -33,28 +35,23 @@ class ChildSupervisor:
         at_once: the end of a sentence that says how a second signal hurries the children.
     """
 
-    def __init__(
-        self,
-        machine: group.ChildGroup,
-        kind: ChildKind,
-        arguments: Callable[[group.SpawnChild, int], Sequence[str]],
-        report: Callable[[group.ChildEffect], None],
-        console: Console,
-        at_once: str,
-    ) -> None:
-        self._machine, self._kind, self._console = machine, kind, console
-        self._arguments, self._report, self._at_once = arguments, report, at_once
-        self.processes: dict[int, ChildProcess] = {}
-        """The process of each run."""
-        self.facts: dict[int, group.Report] = {}
-        """The last value of each fact that a run has reported."""
-        self._output = PrefixedOutput()
-        self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[ProcessEvent] = asyncio.Queue()
-        self._code: int | None = None
-        self._note_at: float | None = None
-        """When to report which children have not ended yet."""
-        self._ending = False
+    _machine: group.ChildGroup
+    _kind: ChildKind
+    _arguments: Callable[[group.SpawnChild, int], Sequence[str]]
+    _report: Callable[[group.ChildEffect], None]
+    _console: Console
+    _at_once: str
+    processes: dict[int, ChildProcess] = field(default_factory=dict)
+    """The process of each run."""
+    facts: dict[int, group.Report] = field(default_factory=dict)
+    """The last value of each fact that a run has reported."""
+    _output: PrefixedOutput = field(default_factory=PrefixedOutput)
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _events: asyncio.Queue[ProcessEvent] = field(default_factory=asyncio.Queue)
+    _code: int | None = None
+    _note_at: float | None = None
+    """When to report which children have not ended yet."""
+    _ending: bool = False
 
     def post(self, event: ProcessEvent) -> None:
         """Hand an event to the loop. May be called in any thread, and by a handler of a signal."""

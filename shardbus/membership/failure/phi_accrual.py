@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import dataclass, field
 
 TINY = 1e-300
 """Lower bound of the probability, so that phi stays finite."""
@@ -33,43 +34,21 @@ EVEN = 0.302
 longer."""
 
 
+@dataclass(slots=True, eq=False, repr=False, kw_only=True)
 class PhiAccrual:
     """The suspicion of one node. Times are seconds of one monotonic clock."""
 
-    __slots__ = (
-        "_alive_at",
-        "_intervals",
-        "_sampled_at",
-        "_squares",
-        "_sum",
-        "acceptable_pause",
-        "first_estimate",
-        "max_sample_size",
-        "min_std_deviation",
-        "patience",
-        "threshold",
-    )
-
-    def __init__(
-        self,
-        *,
-        threshold: float = 8.0,
-        max_sample_size: int = 1000,
-        min_std_deviation: float = 0.1,
-        acceptable_pause: float = 3.0,
-        first_estimate: float = 1.0,
-    ) -> None:
-        self.threshold = threshold
-        self.max_sample_size = max_sample_size
-        self.min_std_deviation = min_std_deviation
-        self.acceptable_pause = acceptable_pause
-        self.patience = 0.0
-        self.first_estimate = first_estimate
-        self._intervals: deque[float] = deque()
-        self._sum = 0.0
-        self._squares = 0.0
-        self._sampled_at: float | None = None
-        self._alive_at: float | None = None
+    threshold: float = 8.0
+    max_sample_size: int = 1000
+    min_std_deviation: float = 0.1
+    acceptable_pause: float = 3.0
+    patience: float = 0.0
+    first_estimate: float = 1.0
+    _intervals: deque[float] = field(default_factory=deque)
+    _sum: float = 0.0
+    _squares: float = 0.0
+    _sampled_at: float | None = None
+    _alive_at: float | None = None
 
     @property
     def monitoring(self) -> bool:

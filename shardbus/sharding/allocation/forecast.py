@@ -16,16 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shardbus.ids import NodeId
+from shardbus.sharding import table as tables
 from shardbus.sharding.allocation.strategies import AllocationStrategy
 from shardbus.sharding.messages import Home
-from shardbus.sharding.table import (
-    RegionRegistered,
-    RegionTerminated,
-    ShardHomeAllocated,
-    ShardHomeDeallocated,
-    ShardTable,
-    TableEvent,
-)
 
 ROUNDS_MAX = 1000
 
@@ -46,7 +39,7 @@ class Forecast:
 
 def forecast(
     strategy: AllocationStrategy,
-    table: ShardTable,
+    table: tables.ShardTable,
     candidates: Sequence[NodeId],
     add: int = 0,
     remove: Sequence[NodeId] = (),
@@ -59,11 +52,11 @@ def forecast(
     first = table
     fit = [node for node in candidates if node not in remove]
     new = [NodeId(f"new-{i + 1}", 1, i) for i in range(add)]
-    table = table.updated_all(RegionRegistered(node) for node in new)
+    table = table.updated_all(tables.RegionRegistered(node) for node in new)
     fit = sorted([*fit, *new])
     if fit:
         homeless = [shard for node in remove for shard in table.shards_at(node)]
-        gone = [RegionTerminated(node) for node in remove if node in table.regions]
+        gone = [tables.RegionTerminated(node) for node in remove if node in table.regions]
         table = table.updated_all(gone)
         table = _placed(
             table, strategy.allocate(table, loads or {}, homeless, fit) if homeless else {}
@@ -71,7 +64,7 @@ def forecast(
     rounds, moves = 0, strategy.rebalance(table, fit, {}) if fit else []
     while moves and rounds < ROUNDS_MAX:
         rounds += 1
-        freed: list[TableEvent] = [ShardHomeDeallocated(move.shard) for move in moves]
+        freed: list[tables.TableEvent] = [tables.ShardHomeDeallocated(move.shard) for move in moves]
         table = _placed(table.updated_all(freed), {move.shard: move.target for move in moves})
         moves = strategy.rebalance(table, fit, {})
     moved = {
@@ -82,13 +75,13 @@ def forecast(
     return Forecast(_counts(first), _counts(table), moved, rounds, not moves)
 
 
-def _placed(table: ShardTable, homes: Mapping[str, NodeId]) -> ShardTable:
+def _placed(table: tables.ShardTable, homes: Mapping[str, NodeId]) -> tables.ShardTable:
     fence = table.next_fence
     return table.updated_all(
-        ShardHomeAllocated(Home(shard, node, fence + i))
+        tables.ShardHomeAllocated(Home(shard, node, fence + i))
         for i, (shard, node) in enumerate(homes.items())
     )
 
 
-def _counts(table: ShardTable) -> dict[NodeId, int]:
+def _counts(table: tables.ShardTable) -> dict[NodeId, int]:
     return {node: len(shards) for node, shards in sorted(table.regions.items())}

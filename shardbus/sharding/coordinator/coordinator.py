@@ -57,17 +57,12 @@ from shardbus.sharding import messages as msg
 from shardbus.sharding.allocation.distinct import DistinctRows
 from shardbus.sharding.allocation.forecast import Forecast, forecast
 from shardbus.sharding.allocation.strategies import AllocationStrategy
+from shardbus.sharding.coordinator import ledger
 from shardbus.sharding.coordinator.direct_moves import DirectMoves
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState, EpochClaim, backoff
 from shardbus.sharding.coordinator.handoff import Handoff, HandoffPurpose
 from shardbus.sharding.coordinator.history import ShardHistory
 from shardbus.sharding.coordinator.instance_rows import InstanceRows
-from shardbus.sharding.coordinator.ledger import (
-    CONFIRM_S,
-    Ledger,
-    PendingWrite,
-    WantedHome,
-)
 from shardbus.sharding.coordinator.moves import Moves
 from shardbus.sharding.coordinator.outbox import HomeMessage, HomeRequests, Outbox
 from shardbus.sharding.coordinator.placing import Placing
@@ -113,7 +108,7 @@ class Coordinator:
         """The name of the shard function: a table of another one cannot be claimed."""
         self._epoch_claim = EpochClaim(layout, settings.coordinator_failure_backoff)
         self._registry = Registry(settings.min_members, cluster_minimum)
-        self._ledger = Ledger(layout)
+        self._ledger = ledger.Ledger(ShardTable(0, layout))
         self._outbox = Outbox(me)
         live, proxy = self._registry.is_live, self._registry.is_proxy
         self._direct = DirectMoves(self._ledger, settings, live, proxy)
@@ -502,7 +497,7 @@ class Coordinator:
         patience = LOSS_PATIENCE if self._epoch_claim.table_lost else 1.0
         self._registry.grace_until = now + self._settings.waiting_for_state_timeout * patience
         self._timers.set(GRACE, self._registry.grace_until)
-        self._timers.set(CONFIRM, now + CONFIRM_S)
+        self._timers.set(CONFIRM, now + ledger.CONFIRM_S)
         self.rebalancing.start(now)
         self._end_dead_nodes(now)
 
@@ -514,7 +509,7 @@ class Coordinator:
             self._effects += self._outbox.drain(self.epoch)
             self._effects += self._epoch_claim.stop("handed over")
 
-    def _persist(self, writing: PendingWrite) -> None:
+    def _persist(self, writing: ledger.PendingWrite) -> None:
         self._effects.append(ev.Persist(writing.op_id, self.epoch, writing.stored()))
 
     def _on_persisted(self, op_id: int, now: float) -> None:
@@ -522,7 +517,7 @@ class Coordinator:
         if writing is None or writing.op_id != op_id:
             return
         self._timers.cancel(WRITE)
-        self._timers.set(CONFIRM, now + CONFIRM_S)
+        self._timers.set(CONFIRM, now + ledger.CONFIRM_S)
         homes = self._ledger.apply_write(now)
         for home in self._direct.on_written(writing.intents, homes, now):
             self._starts.host(home, now)
@@ -592,7 +587,7 @@ class Coordinator:
         if moves_on or (drained and self._registry.candidates()):
             source = (home.node,) if drained else ()
             self._ledger.want(
-                home.shard, WantedHome(handoff.target, tuple(handoff.unacked) + source)
+                home.shard, ledger.WantedHome(handoff.target, tuple(handoff.unacked) + source)
             )
 
     def _on_drained(self, node: NodeId, now: float) -> None:

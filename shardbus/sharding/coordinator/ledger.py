@@ -23,28 +23,20 @@ Source: S0.32, N.1; docs/architecture.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 
 import msgspec
 
 from shardbus.bounds import EPOCH_SHIFT
 from shardbus.ids import NodeId
+from shardbus.sharding import table as tables
 from shardbus.sharding.allocation.distinct import nodes_by_shard
 from shardbus.sharding.allocation.strategies import AllocationStrategy, Move
 from shardbus.sharding.coordinator.history import ShardHistory
 from shardbus.sharding.instances import split_row
 from shardbus.sharding.intents import intent_row, split_intents
 from shardbus.sharding.messages import Home
-from shardbus.sharding.table import (
-    ProxyRegistered,
-    ProxyTerminated,
-    RegionRegistered,
-    RegionTerminated,
-    ShardHomeAllocated,
-    ShardHomeDeallocated,
-    ShardTable,
-    TableEvent,
-)
 
 
 class PendingWrite(msgspec.Struct):
@@ -95,7 +87,7 @@ class Homeless(msgspec.Struct, frozen=True):
     """Those with nodes to avoid."""
     nodes: tuple[NodeId, ...]
     """Those that may get any of them."""
-    table: ShardTable
+    table: tables.ShardTable
     """The table without the old homes of the shards."""
 
     def able(self) -> dict[NodeId, None]:
@@ -108,7 +100,7 @@ class Homeless(msgspec.Struct, frozen=True):
 
         def allocate(group: Sequence[str], nodes: tuple[NodeId, ...]) -> None:
             homes = (Home(shard, node, self.table.next_fence) for shard, node in chosen.items())
-            so_far = self.table.updated_all(ShardHomeAllocated(home) for home in homes)
+            so_far = self.table.updated_all(tables.ShardHomeAllocated(home) for home in homes)
             chosen.update(strategy.allocate(so_far, loads, group, nodes))
 
         for nodes, group in self.groups.items():
@@ -144,43 +136,27 @@ class ReportFindings(msgspec.Struct, frozen=True):
     """Homes that the table has at the region, and the region does not host."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Ledger:
     """The table, and its pending changes."""
 
-    __slots__ = (
-        "_fence",
-        "_fences",
-        "_former",
-        "_ops",
-        "_unwanted",
-        "adopted",
-        "freed",
-        "history",
-        "intents",
-        "rows",
-        "table",
-        "wanted",
-        "writing",
-    )
-
-    def __init__(self, layout: str) -> None:
-        self.table = ShardTable(0, layout)
-        self.wanted: dict[str, WantedHome] = {}
-        self.freed: dict[str, Home] = {}
-        self.adopted: dict[str, Home] = {}
-        self.intents: dict[str, Home | None] = {}
-        """Intents of direct moves to be written; None removes one."""
-        self.writing: PendingWrite | None = None
-        self.history = ShardHistory()
-        self.rows = False
-        """The type has instances: its shards are rows."""
-        self._unwanted: dict[str, None] = {}
-        """Shards that have lost their home and get no other: the store may still have the row."""
-        self._ops = 0
-        self._fence = 0
-        self._fences: dict[str, int] = {}
-        """The fence of each shard's last stored home, whether or not the table still has it."""
-        self._former = 0
+    table: tables.ShardTable
+    wanted: dict[str, WantedHome] = field(default_factory=dict)
+    freed: dict[str, Home] = field(default_factory=dict)
+    adopted: dict[str, Home] = field(default_factory=dict)
+    intents: dict[str, Home | None] = field(default_factory=dict)
+    """Intents of direct moves to be written; None removes one."""
+    writing: PendingWrite | None = None
+    history: ShardHistory = field(default_factory=ShardHistory)
+    rows: bool = False
+    """The type has instances: its shards are rows."""
+    _unwanted: dict[str, None] = field(default_factory=dict)
+    """Shards that have lost their home and get no other: the store may still have the row."""
+    _ops: int = 0
+    _fence: int = 0
+    _fences: dict[str, int] = field(default_factory=dict)
+    """The fence of each shard's last stored home, whether or not the table still has it."""
+    _former: int = 0
 
     def load(
         self, epoch: int, rows: Mapping[str, tuple[NodeId, int]], former: int = 0
@@ -189,11 +165,12 @@ class Ledger:
         `former`: the last epoch before it, 0 if the store has lost its table."""
         homes, intents = split_intents(rows)
         nodes = sorted({node for node, _ in homes.values()})
-        events: list[TableEvent] = [RegionRegistered(node) for node in nodes]
+        events: list[tables.TableEvent] = [tables.RegionRegistered(node) for node in nodes]
         events += [
-            ShardHomeAllocated(Home(shard, node, fence)) for shard, (node, fence) in homes.items()
+            tables.ShardHomeAllocated(Home(shard, node, fence))
+            for shard, (node, fence) in homes.items()
         ]
-        self.table = ShardTable(epoch, self.table.layout).updated_all(events)
+        self.table = tables.ShardTable(epoch, self.table.layout).updated_all(events)
         self._fence = max((home.fence for home in intents.values()), default=0)
         self._fences = {shard: fence for shard, (_, fence) in homes.items()}
         self._former = former
@@ -297,28 +274,28 @@ class Ledger:
     def register(self, node: NodeId, now: float, *, proxy: bool) -> None:
         """Record the node as a region or a proxy. The shards of a region that becomes a proxy need
         homes."""
-        events: list[TableEvent] = []
+        events: list[tables.TableEvent] = []
         if proxy and node in self.table.regions:
             self._orphan(node, "proxy", now)
-            events.append(RegionTerminated(node))
+            events.append(tables.RegionTerminated(node))
         if not proxy and node in self.table.proxies:
-            events.append(ProxyTerminated(node))
+            events.append(tables.ProxyTerminated(node))
         if proxy and node not in self.table.proxies:
-            events.append(ProxyRegistered(node))
+            events.append(tables.ProxyRegistered(node))
         if not proxy and node not in self.table.regions:
-            events.append(RegionRegistered(node))
+            events.append(tables.RegionRegistered(node))
         self.table = self.table.updated_all(events)
 
     def remove_nodes(self, nodes: Iterable[NodeId], now: float) -> list[str]:
         """Remove dead nodes; return their shards, which need homes now."""
-        events: list[TableEvent] = []
+        events: list[tables.TableEvent] = []
         orphans: list[str] = []
         for node in nodes:
             if node in self.table.regions:
                 orphans += self._orphan(node, "node_gone", now)
-                events.append(RegionTerminated(node))
+                events.append(tables.RegionTerminated(node))
             else:
-                events.append(ProxyTerminated(node))
+                events.append(tables.ProxyTerminated(node))
         self.table = self.table.updated_all(events)
         for shard, home in list(self.adopted.items()):
             if home.node not in self.table.regions:
@@ -360,12 +337,12 @@ class Ledger:
         """Apply the write, which is durable; return the new homes, to be announced."""
         assert self.writing is not None
         writing, self.writing = self.writing, None
-        events: list[TableEvent] = []
+        events: list[tables.TableEvent] = []
         homes: list[Home] = []
         for shard, home in writing.homes.items():
             before = self.table.homes.get(shard)
             if before is not None:
-                events.append(ShardHomeDeallocated(shard))
+                events.append(tables.ShardHomeDeallocated(shard))
             self.freed.pop(shard, None)
             reported = self.adopted.get(shard) == home is not None
             if home is None or home.node in self.table.regions:
@@ -376,7 +353,7 @@ class Ledger:
             self._fences[shard] = home.fence
             self.adopted.pop(shard, None)
             if home.node in self.table.regions:
-                events.append(ShardHomeAllocated(home))
+                events.append(tables.ShardHomeAllocated(home))
                 homes.append(home)
                 self.wanted.pop(shard, None)
             else:
@@ -448,10 +425,10 @@ class Ledger:
         at_home = shard in self.table.homes and shard not in self.freed
         return not at_home and shard not in self.adopted
 
-    def _without(self, shards: Iterable[str]) -> ShardTable:
+    def _without(self, shards: Iterable[str]) -> tables.ShardTable:
         """Return the table without the old homes of these shards."""
         leaving = [shard for shard in shards if shard in self.table.homes]
-        return self.table.updated_all(ShardHomeDeallocated(shard) for shard in leaving)
+        return self.table.updated_all(tables.ShardHomeDeallocated(shard) for shard in leaving)
 
     def _next_fence(self) -> int:
         reported = max((home.fence for home in self.adopted.values()), default=0)

@@ -19,17 +19,8 @@ from enum import IntEnum
 from itertools import chain
 
 from shardbus.ids import NodeId
+from shardbus.sharding import messages as msg
 from shardbus.sharding.events import Message, Send
-from shardbus.sharding.messages import (
-    BeginHandOff,
-    HandOff,
-    Home,
-    HostShard,
-    RegionStopped,
-    RegisterAck,
-    ShardHomes,
-    Wait,
-)
 
 CHUNK = 500
 """Homes in one message."""
@@ -52,17 +43,17 @@ class Outbox:
 
     def __init__(self, me: NodeId) -> None:
         self._me = me
-        self._homes: dict[NodeId, dict[HomeMessage, dict[str, Home]]] = {}
+        self._homes: dict[NodeId, dict[HomeMessage, dict[str, msg.Home]]] = {}
         self._waits: dict[NodeId, dict[str, dict[str, None]]] = {}
         self._stopped: dict[NodeId, None] = {}
-        self._leftovers: dict[str, tuple[Home, int]] = {}
+        self._leftovers: dict[str, tuple[msg.Home, int]] = {}
         """Old homes that have leftovers for the next home, and that home's fence once it is known,
         0 before. Homes after the next one are not behind the leftovers."""
 
     def __bool__(self) -> bool:
         return bool(self._homes or self._waits or self._stopped)
 
-    def add(self, to: NodeId, kind: HomeMessage, homes: Iterable[Home]) -> None:
+    def add(self, to: NodeId, kind: HomeMessage, homes: Iterable[msg.Home]) -> None:
         """Send these homes to `to` in a message of that kind."""
         gathered = self._homes.setdefault(to, {}).setdefault(kind, {})
         for home in homes:
@@ -72,7 +63,7 @@ class Outbox:
         """Answer that the shard has no home yet, and why."""
         self._waits.setdefault(to, {}).setdefault(reason, {})[shard] = None
 
-    def set_leftovers(self, home: Home, left: bool) -> None:
+    def set_leftovers(self, home: msg.Home, left: bool) -> None:
         """Record whether the old home has messages for the next home, which must request them."""
         if left:
             self._leftovers[home.shard] = (home, 0)
@@ -96,7 +87,7 @@ class Outbox:
         self._homes, self._waits, self._stopped = {}, {}, {}
         return sends
 
-    def _behind(self, homes: Iterable[Home]) -> Iterator[Home]:
+    def _behind(self, homes: Iterable[msg.Home]) -> Iterator[msg.Home]:
         """Yield the old homes that come right before these and have leftovers for them."""
         for home in homes:
             old, fence = self._leftovers.get(home.shard, (None, 0))
@@ -110,18 +101,18 @@ class Outbox:
         for kind, homes in sorted(self._homes.get(to, {}).items()):
             chunks = _chunks(tuple(homes.values()))
             if kind is HomeMessage.REGISTER_ACK:
-                yield RegisterAck(epoch, self._me, next(chunks, ()))
-                yield from (ShardHomes(epoch, chunk) for chunk in chunks)
+                yield msg.RegisterAck(epoch, self._me, next(chunks, ()))
+                yield from (msg.ShardHomes(epoch, chunk) for chunk in chunks)
             elif kind is HomeMessage.HOST_SHARD:
                 for chunk in chunks:
-                    yield HostShard(epoch, chunk, tuple(self._behind(chunk)))
+                    yield msg.HostShard(epoch, chunk, tuple(self._behind(chunk)))
             else:
                 yield from (_MESSAGE[kind](epoch, chunk) for chunk in chunks)
         for reason, shards in self._waits.get(to, {}).items():
             for start in range(0, len(shards), CHUNK):
-                yield Wait(epoch, tuple(shards)[start : start + CHUNK], reason)
+                yield msg.Wait(epoch, tuple(shards)[start : start + CHUNK], reason)
         if to in self._stopped:
-            yield RegionStopped(to)
+            yield msg.RegionStopped(to)
 
 
 class HomeRequests:
@@ -144,13 +135,13 @@ class HomeRequests:
 
     def answer(
         self,
-        home_of: Callable[[str], Home | None],
+        home_of: Callable[[str], msg.Home | None],
         why_not: Callable[[str], str],
         gets_every_home: Callable[[NodeId], bool],
-    ) -> list[tuple[NodeId, Home]]:
+    ) -> list[tuple[NodeId, msg.Home]]:
         """Answer every request, and remember those without a home yet, unless the asker gets every
         home anyway. Returns those answered with a home: the asker and the home."""
-        answered: list[tuple[NodeId, Home]] = []
+        answered: list[tuple[NodeId, msg.Home]] = []
         for asker, shard in self._requests:
             home = home_of(shard)
             if home is not None:
@@ -168,20 +159,20 @@ class HomeRequests:
         for waiting in self._waiting.values():
             waiting.pop(node, None)
 
-    def on_homes(self, homes: Iterable[Home]) -> None:
+    def on_homes(self, homes: Iterable[msg.Home]) -> None:
         """Send these new homes to the nodes that wait for them."""
         for home in homes:
             for asker in self._waiting.pop(home.shard, ()):
                 self._outbox.add(asker, HomeMessage.SHARD_HOMES, (home,))
 
 
-_MESSAGE: dict[HomeMessage, Callable[[int, tuple[Home, ...]], Message]] = {
-    HomeMessage.BEGIN_HANDOFF: BeginHandOff,
-    HomeMessage.HANDOFF: HandOff,
-    HomeMessage.SHARD_HOMES: ShardHomes,
+_MESSAGE: dict[HomeMessage, Callable[[int, tuple[msg.Home, ...]], Message]] = {
+    HomeMessage.BEGIN_HANDOFF: msg.BeginHandOff,
+    HomeMessage.HANDOFF: msg.HandOff,
+    HomeMessage.SHARD_HOMES: msg.ShardHomes,
 }
 
 
-def _chunks(homes: Sequence[Home]) -> Iterator[tuple[Home, ...]]:
+def _chunks(homes: Sequence[msg.Home]) -> Iterator[tuple[msg.Home, ...]]:
     for start in range(0, len(homes), CHUNK):
         yield tuple(homes[start : start + CHUNK])

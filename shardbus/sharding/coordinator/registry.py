@@ -32,6 +32,7 @@ docs/architecture.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 
 from shardbus.config.settings import ClusterSettings
 from shardbus.ids import NodeId
@@ -60,34 +61,29 @@ def cluster_minimum(settings: ClusterSettings, role: str) -> int:
     return settings.role_min_members.get(role, 1) if role else settings.min_members
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Registry:
     """The nodes of one coordinator."""
 
-    __slots__ = (
-        "_arriving", "_cluster_minimum", "_early", "_enough", "_live", "_min_members", "_mixed",
-        "_orders", "_unfit", "_versions", "draining", "grace_until", "known", "registered",
-        "shutting_down",
-    )  # fmt: skip
-
-    def __init__(self, min_members: int, cluster_minimum: int = 0) -> None:
-        self.known = False
-        """Whether membership has reported."""
-        self.registered: dict[NodeId, bool] = {}
-        """Node to whether it is a proxy."""
-        self.shutting_down: dict[NodeId, None] = {}
-        """Regions that asked to be shut down."""
-        self.draining: tuple[NodeId, ...] = ()
-        """Nodes that must give their shards away and stay members."""
-        self.grace_until = 0.0
-        self._arriving = False
-        self._live: dict[NodeId, None] = {}
-        self._unfit: dict[NodeId, None] = {}
-        self._versions: dict[NodeId, str] = {}
-        self._orders: dict[NodeId, Order] = {}
-        self._mixed = False
-        self._early: dict[NodeId, Register] = {}
-        self._min_members, self._cluster_minimum = min_members, cluster_minimum
-        self._enough = False
+    _min_members: int
+    _cluster_minimum: int = 0
+    known: bool = False
+    """Whether membership has reported."""
+    registered: dict[NodeId, bool] = field(default_factory=dict)
+    """Node to whether it is a proxy."""
+    shutting_down: dict[NodeId, None] = field(default_factory=dict)
+    """Regions that asked to be shut down."""
+    draining: tuple[NodeId, ...] = ()
+    """Nodes that must give their shards away and stay members."""
+    grace_until: float = 0.0
+    _arriving: bool = False
+    _live: dict[NodeId, None] = field(default_factory=dict)
+    _unfit: dict[NodeId, None] = field(default_factory=dict)
+    _versions: dict[NodeId, str] = field(default_factory=dict)
+    _orders: dict[NodeId, Order] = field(default_factory=dict)
+    _mixed: bool = False
+    _early: dict[NodeId, Register] = field(default_factory=dict)
+    _enough: bool = False
 
     def is_live(self, node: NodeId) -> bool:
         """True if membership shows the node."""
@@ -199,31 +195,21 @@ class Registry:
         return self._orders.get(node, UNKNOWN)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Registrar:
     """Handles the registrations that a registry keeps. `settled` returns the home of a shard that
     neither moves nor is being written."""
 
-    __slots__ = (
-        "_direct", "_layout", "_ledger", "_moves", "_outbox", "_registry", "_settled", "_starts",
-        "notes",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        layout: str,
-        registry: Registry,
-        ledger: Ledger,
-        moves: Moves,
-        direct: DirectMoves,
-        starts: PendingStarts,
-        outbox: Outbox,
-        settled: Callable[[str], Home | None],
-    ) -> None:
-        self.notes: list[CoordinatorEffect] = []
-        """Effects that the outbox does not carry."""
-        self._layout, self._registry, self._ledger = layout, registry, ledger
-        self._moves, self._direct, self._starts, self._outbox = moves, direct, starts, outbox
-        self._settled = settled
+    _layout: str
+    _registry: Registry
+    _ledger: Ledger
+    _moves: Moves
+    _direct: DirectMoves
+    _starts: PendingStarts
+    _outbox: Outbox
+    _settled: Callable[[str], Home | None]
+    notes: list[CoordinatorEffect] = field(default_factory=list)
+    """Effects that the outbox does not carry."""
 
     def register_early(self, epoch: int, now: float) -> bool:
         """Handle every registration that can be handled now. True if one of them is new, or from a

@@ -13,6 +13,8 @@ Source: S0.8, S0.21.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from shardbus.ids import NodeId
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
@@ -22,25 +24,19 @@ from shardbus.sharding.region.outgoing_moves import OutgoingMoves
 from shardbus.sharding.region.routing import Routing
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class CoordinatorReports:
     """The reports of one turn, of the region on `me`. Effects are appended to `out`."""
 
-    __slots__ = ("_incoming", "_me", "_out", "_outgoing", "_routing", "started", "stopped")
-
-    def __init__(
-        self,
-        me: NodeId | None,
-        routing: Routing,
-        outgoing: OutgoingMoves,
-        incoming: IncomingMoves,
-        out: list[ev.RegionEffect],
-    ) -> None:
-        self._me, self._routing, self._out = me, routing, out
-        self._outgoing, self._incoming = outgoing, incoming
-        self.started: dict[str, Home] = {}
-        """The homes at which shards run here, by shard."""
-        self.stopped: dict[str, Home] = {}
-        """The homes at which shards have ended here."""
+    _me: NodeId | None
+    _routing: Routing
+    _outgoing: OutgoingMoves
+    _incoming: IncomingMoves
+    _out: list[ev.RegionEffect]
+    started: dict[str, Home] = field(default_factory=dict)
+    """The homes at which shards run here, by shard."""
+    stopped: dict[str, Home] = field(default_factory=dict)
+    """The homes at which shards have ended here."""
 
     def send(self, requests: tuple[str, ...]) -> None:
         """Send the reports, and request the homes of these shards."""

@@ -9,6 +9,8 @@ Source: S0.6, S2.24; B.130.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from shardbus.ids import NodeId
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
@@ -18,22 +20,16 @@ from shardbus.sharding.region.routing import Routing
 from shardbus.sharding.region.table_gossip import TableGossip
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Watchers:
     """The clients that have asked the region on `me`. Effects are appended to `out`."""
 
-    __slots__ = ("_me", "_nodes", "_out", "_registration", "_routing", "_table_gossip")
-
-    def __init__(
-        self,
-        me: NodeId | None,
-        registration: Registration,
-        routing: Routing,
-        table_gossip: TableGossip,
-        out: list[ev.RegionEffect],
-    ) -> None:
-        self._me, self._out = me, out
-        self._registration, self._routing, self._table_gossip = registration, routing, table_gossip
-        self._nodes: dict[NodeId, None] = {}
+    _me: NodeId | None
+    _registration: Registration
+    _routing: Routing
+    _table_gossip: TableGossip
+    _out: list[ev.RegionEffect]
+    _nodes: dict[NodeId, None] = field(default_factory=dict)
 
     def forget(self, node: NodeId) -> None:
         """Send nothing more to a client that is gone."""

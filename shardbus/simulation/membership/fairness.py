@@ -28,17 +28,11 @@ from shardbus.ids import NodeId
 from shardbus.membership.events import DOWNED, KEPT_DOWN
 from shardbus.membership.member import Status
 from shardbus.membership.reachability import Flag
+from shardbus.simulation.membership import troubles
 from shardbus.simulation.membership.checks import HOSTS, Violation
 from shardbus.simulation.membership.network import Channel
 from shardbus.simulation.membership.options import Options
 from shardbus.simulation.membership.process import Process
-from shardbus.simulation.membership.troubles import (
-    ACCUSATIONS,
-    ACCUSED_WITHIN_S,
-    SPREAD_S,
-    WALLS,
-    NodeTrouble,
-)
 from shardbus.simulation.membership.world import World
 
 SUSPENDED_MAX_S = 1.0
@@ -128,18 +122,18 @@ class Fairness:
 
     # -- at certain times ----------------------------------------------------------------------
 
-    def _watch(self, trouble: NodeTrouble) -> None:
+    def _watch(self, trouble: troubles.NodeTrouble) -> None:
         """Judge the culprit of a trouble that begins now."""
         world, fails = self._world, self._fails_for_all(trouble)
         self._begun_at = world.now
         before = frozenset(world.by_id)
         culprit = world.nodes.get(trouble.culprit)
-        judged = trouble.kind in ACCUSATIONS or (
+        judged = trouble.kind in troubles.ACCUSATIONS or (
             fails and trouble.lasts > GOES_WITHIN_S and not trouble.flaps_s
         )
         if self._judges and judged and not trouble.pair and culprit and culprit.member:
-            if trouble.kind in ACCUSATIONS:
-                spread = ACCUSED_WITHIN_S + SPREAD_S
+            if trouble.kind in troubles.ACCUSATIONS:
+                spread = troubles.ACCUSED_WITHIN_S + troubles.SPREAD_S
                 world.later(spread, lambda: self._is_accused(culprit, trouble, frozenset()))
             else:
                 world.later(GOES_WITHIN_S, lambda: self._has_gone(culprit, trouble))
@@ -147,17 +141,17 @@ class Fairness:
             until = world.now + trouble.lasts
             world.later(LOOKS_S, lambda: self._look(trouble, until, before))
 
-    def _fails_for_all(self, trouble: NodeTrouble) -> bool:
+    def _fails_for_all(self, trouble: troubles.NodeTrouble) -> bool:
         """True if the culprit's gossip with all other nodes fails."""
         others = {name for name in self._world.nodes if name != trouble.culprit}
         gossip = Channel.GOSSIP.value in trouble.channels
-        return trouble.kind in WALLS and gossip and others <= set(trouble.others)
+        return trouble.kind in troubles.WALLS and gossip and others <= set(trouble.others)
 
-    def _has_gone(self, culprit: Process, trouble: NodeTrouble) -> None:
+    def _has_gone(self, culprit: Process, trouble: troubles.NodeTrouble) -> None:
         if culprit.running and self._member_at(culprit):
             raise Violation("goes", f"{culprit.id} is still a member: {trouble}")
 
-    def _is_accused(self, culprit: Process, trouble: NodeTrouble, before: Records) -> None:
+    def _is_accused(self, culprit: Process, trouble: troubles.NodeTrouble, before: Records) -> None:
         """Judge the culprit if it has had the same accusations for `GOES_WITHIN_S`. A slow one is
         late with them."""
         records = {r for p in self._member_at(culprit) for r in p.machine.gossip.records()}
@@ -172,7 +166,7 @@ class Fairness:
         by = [p for p in self._healthy() if p.machine.view.member(culprit.id) is not None]
         return [p for p in by if p.machine.gossip.members[culprit.id].status is not Status.DOWN]
 
-    def _look(self, trouble: NodeTrouble, until: float, before: Container[NodeId]) -> None:
+    def _look(self, trouble: troubles.NodeTrouble, until: float, before: Container[NodeId]) -> None:
         """Judge, again and again, that no later process of the culprit is Up."""
         world = self._world
         if world.now >= until or not any(trouble.wall() == wall for wall in world.network.walls):

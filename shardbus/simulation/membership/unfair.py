@@ -13,6 +13,7 @@ Source: docs/simulation.md.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 
 from shardbus.membership import events as ev
@@ -28,20 +29,16 @@ BREAKING = 0.3
 """The part of connections that a wall breaks if it does not reject."""
 
 
+@dataclass(eq=False, repr=False)
 class UnfairFaults:
     """Brings these troubles into the world. `restart` kills the process at a name and starts the
     next one there. `happen` runs an action unless the faults are over."""
 
-    def __init__(
-        self,
-        world: World,
-        troubles: tuple[NodeTrouble, ...],
-        dice: Random,
-        restart: Callable[[str], object],
-        happen: Callable[[Callable[[], object]], None],
-    ) -> None:
-        self.world, self.troubles = world, troubles
-        self._dice, self._restart, self._happen = dice, restart, happen
+    world: World
+    troubles: tuple[NodeTrouble, ...]
+    _dice: Random
+    _restart: Callable[[str], object]
+    _happen: Callable[[Callable[[], object]], None]
 
     def begin(self) -> None:
         """Schedule the troubles."""

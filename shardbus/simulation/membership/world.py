@@ -21,18 +21,12 @@ from typing import assert_never
 from shardbus.config.settings import ClusterSettings
 from shardbus.ids import Address, NodeId
 from shardbus.membership import events as ev
+from shardbus.membership import messages as msg
 from shardbus.membership.claim_record import ClaimRecord
 from shardbus.membership.cluster import ClusterMembership
 from shardbus.membership.failure.confirmed_death import ProbeOutcome
 from shardbus.membership.founding import FOUNDING, owner_of
 from shardbus.membership.member import FEATURES, REPLICA, Member, Status
-from shardbus.membership.messages import (
-    GossipSeen,
-    GossipState,
-    GossipStatus,
-    Heartbeat,
-    HeartbeatReply,
-)
 from shardbus.simulation.membership.leases import SimLeases
 from shardbus.simulation.membership.network import Channel, SimPubSub, Wall
 from shardbus.simulation.membership.process import Process
@@ -54,7 +48,7 @@ APPLICATION_EFFECTS = (ev.ViewChanged, ev.Notice, ev.Stopped, ev.CommandRefused)
 
 REQUESTS = tuple(kind.__name__ for kind in JOIN_REQUESTS)
 """Messages over a connection of their sender. The others answer them, over that connection."""
-PUBLISHED = (Heartbeat, HeartbeatReply, GossipStatus, GossipSeen, GossipState)
+PUBLISHED = (msg.Heartbeat, msg.HeartbeatReply, msg.GossipStatus, msg.GossipSeen, msg.GossipState)
 
 
 def place_of(name: str) -> str:

@@ -30,21 +30,10 @@ from shardbus.entity import Entity, handler
 from shardbus.errors import RequestError
 from shardbus.sharding.handoff_modes import MODES, HandoffMode
 from shardbus.simulation.membership.options import ROLE
+from shardbus.simulation.nodes import event_sourcing, reminders
 from shardbus.simulation.nodes.checker import DeliveryChecker, SentMessage
 from shardbus.simulation.nodes.delivering import DELIVERED, EffectsChecker, declare
-from shardbus.simulation.nodes.event_sourcing import (
-    LEDGER,
-    TALLY,
-    EventChecker,
-    declare_ledgers,
-)
 from shardbus.simulation.nodes.options import NodeOptions
-from shardbus.simulation.nodes.reminders import (
-    REMINDED,
-    REMINDING,
-    ReminderChecker,
-    reminding_classes,
-)
 from shardbus.simulation.nodes.world import SimClient, SimNode, SimProcess
 
 PLAIN, KEPT, REMEMBERED, SPREAD = "plain", "kept", "remembered", "spread"
@@ -106,11 +95,11 @@ class SimApplication:
 
     def __init__(self, load: NodeOptions, *, reminds: bool = False) -> None:
         self.checker: DeliveryChecker
-        self.reminders = ReminderChecker(load.seed) if reminds else None
+        self.reminders = reminders.ReminderChecker(load.seed) if reminds else None
         """Of a run with entities that set reminders."""
         self.effects: EffectsChecker
         """Set in runs with deliveries."""
-        self.events: EventChecker
+        self.events: event_sourcing.EventChecker
         """Set in runs with event-sourced entities."""
         self.dice = Random(f"stage {load.seed}")
         self.on_ask: Callable[[SentMessage, SimProcess], object] = lambda message, by: None
@@ -210,15 +199,15 @@ class SimApplication:
             modes[DELIVERED] = MODES[other]
         if load.events:
             checker, dice = partial(getattr, self, "events"), Random(f"ledgers {load.seed}")
-            classes |= declare_ledgers(self.bus, checker, load.shards, other, dice)
-            modes |= dict.fromkeys((LEDGER, TALLY), MODES[other])
+            classes |= event_sourcing.declare_ledgers(self.bus, checker, load.shards, other, dice)
+            modes |= dict.fromkeys((event_sourcing.LEDGER, event_sourcing.TALLY), MODES[other])
         if load.on_role:
             of_role = type("OnRole", (plain,), {})
             classes[ON_ROLE] = entity(ON_ROLE, role=ROLE, handoff=mode)(of_role)
             modes[ON_ROLE] = MODES[mode]
         if self.reminders is not None:
-            for name, own in reminding_classes(self, self.reminders).items():
-                chosen = mode if name == REMINDED else other
+            for name, own in reminders.reminding_classes(self, self.reminders).items():
+                chosen = mode if name == reminders.REMINDED else other
                 classes[name] = entity(name, handoff=chosen, reminders=True)(own)
                 modes[name] = MODES[chosen]
         for number in range(load.types):
@@ -279,7 +268,7 @@ class SimSender:
         self._checker = application.checker
         self._kinds = KINDS[load.density] + ((SPREAD, SPREAD) if load.instances else ())
         self._kinds += (ON_ROLE,) if load.on_role else ()
-        self._kinds += REMINDING * 2 if application.reminders is not None else ()
+        self._kinds += reminders.REMINDING * 2 if application.reminders is not None else ()
         self._fresh = 0
         home.spawn(self._run())
 

@@ -7,11 +7,13 @@ its sender sends it again if it still waits.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 from shardbus.errors import StoreError
 from shardbus.store.journal_protocol import Append, JournalPage, JournalStore, NamePage
 
+T = TypeVar("T")
 Key = tuple[str, str]
 APPENDED = "appended to"
 """The name of an access that has added entries."""
@@ -20,23 +22,19 @@ APPENDED = "appended to"
 class Request(Protocol):
     """Sends a request to the server, which carries `work` out when it arrives."""
 
-    def __call__(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Awaitable[Any]: ...
+    def __call__(self, work: Callable[[], Coroutine[Any, Any, T]], /) -> Awaitable[T]: ...
 
 
+@dataclass(eq=False, repr=False)
 class SimJournals:
     """One process's client: a `JournalStore` over `journals`, which never waits. `order` returns
     the check, for the time when a request of these journals is carried out, that none is late.
     `record` notes that a journal was accessed: how, its kind, its name and the fence."""
 
-    def __init__(
-        self,
-        journals: JournalStore,
-        request: Request,
-        order: Callable[[Sequence[Key]], Callable[[], None]],
-        record: Callable[[str, str, str, int], None],
-    ) -> None:
-        self._journals, self._request, self._order = journals, request, order
-        self._record = record
+    _journals: JournalStore
+    _request: Request
+    _order: Callable[[Sequence[Key]], Callable[[], None]]
+    _record: Callable[[str, str, str, int], None]
 
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
         batch = list(appends)
@@ -53,8 +51,7 @@ class SimJournals:
                     self._record(APPENDED, one.kind, one.name, one.fence)
             return outcomes
 
-        outcomes: list[StoreError | None] = await self._request(append)
-        return outcomes
+        return await self._request(append)
 
     async def open(
         self, kind: str, shard: str, name: str, fence: int, after: int, limit: int
@@ -67,14 +64,12 @@ class SimJournals:
             self._record("opened", kind, name, fence)
             return page
 
-        page: JournalPage = await self._request(open_one)
-        return page
+        return await self._request(open_one)
 
     async def read(self, kind: str, shard: str, name: str, after: int, limit: int) -> JournalPage:
-        page: JournalPage = await self._request(
+        return await self._request(
             lambda: _of(self._journals.read(kind, shard, name, after, limit))
         )
-        return page
 
     async def trim(
         self, kind: str, shard: str, name: str, fence: int, upto: int, forget: bool = False
@@ -88,9 +83,8 @@ class SimJournals:
         await self._request(trim)
 
     async def page(self, kind: str, cursor: str | None, limit: int) -> NamePage:
-        names: NamePage = await self._request(lambda: _of(self._journals.page(kind, cursor, limit)))
-        return names
+        return await self._request(lambda: _of(self._journals.page(kind, cursor, limit)))
 
 
-async def _of(work: Awaitable[Any]) -> Any:
+async def _of(work: Awaitable[T]) -> T:
     return await work

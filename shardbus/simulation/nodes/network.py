@@ -58,23 +58,20 @@ class FrameQueue:
     """Frames sent stay under way until the connection breaks."""
 
 
+@dataclass(eq=False, repr=False)
 class SimExchange:
     """All listeners and connections of a world. `is_gone(name)`: its machine is gone, and refuses
     nothing. `room`: the frames that may be under way in one direction of a connection; 0 is no
     bound."""
 
-    def __init__(
-        self,
-        timeline: Timeline,
-        network: SimPubSub,
-        rng: Random,
-        is_gone: Callable[[str], bool],
-    ) -> None:
-        self.timeline, self.network, self.rng, self.is_gone = timeline, network, rng, is_gone
-        self.listeners: dict[Address, SimListener] = {}
-        self.connections: dict[SimConnection, None] = {}
-        self.room = 0
-        self._ids = 0
+    timeline: Timeline
+    network: SimPubSub
+    rng: Random
+    is_gone: Callable[[str], bool]
+    listeners: dict[Address, SimListener] = field(default_factory=dict)
+    connections: dict[SimConnection, None] = field(default_factory=dict)
+    room: int = 0
+    _ids: int = 0
 
     def has_room(self, frames: int) -> bool:
         """True if one more frame may join those under way."""

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Container
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -39,20 +40,17 @@ EntityKey = tuple[str, str]
 """Entity type and entity id, with the number of an instance."""
 
 
+@dataclass(eq=False, repr=False)
 class OnePlace:
     """Records which activations handle messages. `broken(rule, detail)` keeps a violation, and
     returns it. Types of `overlap` may have two places."""
 
-    def __init__(
-        self,
-        world: NodeWorld,
-        broken: Callable[[str, str], Violation],
-        overlap: Container[str] = (),
-    ) -> None:
-        self._world, self._broken, self._overlap = world, broken, overlap
-        self._latest: dict[EntityKey, Context] = {}
-        self._former: dict[EntityKey, dict[Context, None]] = {}
-        self._open: dict[EntityKey, dict[OpenHandler, None]] = {}
+    _world: NodeWorld
+    _broken: Callable[[str, str], Violation]
+    _overlap: Container[str] = ()
+    _latest: dict[EntityKey, Context] = field(default_factory=dict)
+    _former: dict[EntityKey, dict[Context, None]] = field(default_factory=dict)
+    _open: dict[EntityKey, dict[OpenHandler, None]] = field(default_factory=dict)
 
     def begins(self, activation: Context) -> None:
         """Record that a handler begins.

@@ -93,8 +93,7 @@ class SimValues:
             names = [n for n, value in rows if value.dots and n.startswith(prefix)]
             return sorted(name for name in names if belongs(name, prefix))
 
-        names: list[str] = await self._request(read)
-        return names
+        return await self._request(read)
 
     async def changed(self, prefix: str, since: Since) -> tuple[set[str], bool]:
         async def read() -> tuple[int, int, list[str]]:

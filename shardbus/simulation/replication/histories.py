@@ -21,18 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from shardbus.errors import StaleEpoch, StaleFence
-from shardbus.replication import functions, values
-from shardbus.replication.proposer import (
-    ChangeValue,
-    Completed,
-    LoadState,
-    Operation,
-    Outcome,
-    Outdated,
-    ReadValue,
-    SaveState,
-    Unanswered,
-)
+from shardbus.replication import functions, proposer, values
 from shardbus.simulation.replication.linearizability import HistoryEntry, Step
 from shardbus.simulation.replication.world import ReplicationWorld, SimStoreObject
 
@@ -72,13 +61,13 @@ class Recorder:
         self,
         store: SimStoreObject,
         name: str,
-        work: Operation,
+        work: proposer.Operation,
         *,
         effect: Step,
         judged: Judged,
         outdated: Step | None = None,
         timeout: float | None = None,
-        end: Callable[[Outcome], None] = lambda _: None,
+        end: Callable[[proposer.Outcome], None] = lambda _: None,
     ) -> None:
         """Make a call. `effect`: the effect of a call without a known result. `judged`: from the
         result to its effect. `outdated`: the step that a refusal by a fence shows."""
@@ -86,24 +75,24 @@ class Recorder:
         entry = HistoryEntry(name, world.now, effect)
         self.entries.append(entry)
 
-        def over(outcome: Outcome) -> None:
+        def over(outcome: proposer.Outcome) -> None:
             label = f"{name.split()[0]} {type(outcome).__name__}"
             self.outcomes[label] = self.outcomes.get(label, 0) + 1
             match outcome:
-                case Completed(result):
+                case proposer.Completed(result):
                     entry.ended = world.now
                     step = judged(result)
                     if isinstance(step, Refusal):
                         self.refused(entry, step.step)
                     else:
                         entry.must, entry.step = True, step
-                case Outdated():
+                case proposer.Outdated():
                     assert outdated is not None
                     entry.ended = world.now
                     self.refused(entry, outdated)
-                case Unanswered(sent=False):
+                case proposer.Unanswered(sent=False):
                     self.entries.remove(entry)
-                case Unanswered():
+                case proposer.Unanswered():
                     pass
             end(outcome)
 
@@ -176,7 +165,7 @@ class StateCalls:
         self.recorder.call(
             store,
             f"load f{fence}",
-            LoadState(fence),
+            proposer.LoadState(fence),
             effect=lambda s: _raised(s, fence),
             judged=judged,
             outdated=lambda s: s if s[0] > fence else None,
@@ -197,7 +186,7 @@ class StateCalls:
         self.recorder.call(
             store,
             f"save f{fence} op{op}",
-            SaveState(fence, op, b"%d" % op, reminders=reminders),
+            proposer.SaveState(fence, op, b"%d" % op, reminders=reminders),
             effect=effect,
             judged=lambda _: effect,
             outdated=lambda s: s if s[0] > fence else None,
@@ -209,7 +198,7 @@ class StateCalls:
             return lambda s: s if s[1:] == shown else None
 
         self.recorder.call(
-            store, "read", ReadValue(), effect=lambda s: s, judged=judged, timeout=timeout
+            store, "read", proposer.ReadValue(), effect=lambda s: s, judged=judged, timeout=timeout
         )
 
     def expire(self, store: SimStoreObject, op: int) -> None:
@@ -230,7 +219,7 @@ class StateCalls:
                 return lambda s: s if s[1:3] == (op, -expiry) else effect(s)
             return Refusal(lambda s: s if effect(s) is None else None)
 
-        work = ChangeValue(0, function)
+        work = proposer.ChangeValue(0, function)
         self.recorder.call(store, f"expire op{op}", work, effect=effect, judged=judged)
 
     def finish(self) -> None:
@@ -304,7 +293,7 @@ class TableCalls:
             op = result.op
             return lambda s: effect(s) if s[2] == op else None
 
-        work = ChangeValue(epoch, functions.claim("t", epoch, "crc32/10", claimer))
+        work = proposer.ChangeValue(epoch, functions.claim("t", epoch, "crc32/10", claimer))
         self.recorder.call(store, f"claim e{epoch}", work, effect=effect, judged=judged)
 
     def write(self, store: SimStoreObject, epoch: int, op: int) -> None:
@@ -320,7 +309,9 @@ class TableCalls:
                 return Refusal(lambda s: s if s[:2] != (epoch, claimer) else None)
             return effect
 
-        work = ChangeValue(epoch, functions.write_homes("t", epoch, claimer, {}, op), patience=0.1)
+        work = proposer.ChangeValue(
+            epoch, functions.write_homes("t", epoch, claimer, {}, op), patience=0.1
+        )
         self.recorder.call(store, f"write e{epoch} op{op}", work, effect=effect, judged=judged)
 
     def read(self, store: SimStoreObject, timeout: float | None = None) -> None:
@@ -332,7 +323,7 @@ class TableCalls:
             return lambda s: s if s == shown else None
 
         self.recorder.call(
-            store, "read", ReadValue(), effect=lambda s: s, judged=judged, timeout=timeout
+            store, "read", proposer.ReadValue(), effect=lambda s: s, judged=judged, timeout=timeout
         )
 
     def finish(self) -> None:
@@ -382,7 +373,7 @@ class ListCalls:
                 return Refusal(lambda s: s if s[0] > fence else None)
             return effect
 
-        work = ChangeValue(fence, functions.change_list("t", "7", added, removed, fence))
+        work = proposer.ChangeValue(fence, functions.change_list("t", "7", added, removed, fence))
         name = f"change f{fence} +{added} -{removed}"
         self.recorder.call(store, name, work, effect=effect, judged=judged)
 
@@ -396,7 +387,7 @@ class ListCalls:
             return lambda s: s if s[1] == ids else None
 
         self.recorder.call(
-            store, "read", ReadValue(), effect=lambda s: s, judged=judged, timeout=timeout
+            store, "read", proposer.ReadValue(), effect=lambda s: s, judged=judged, timeout=timeout
         )
 
     def finish(self) -> None:
@@ -440,7 +431,9 @@ class LeaseCalls:
                 self.acquire(store, time)
             elif self.dice.random() < 0.2:
                 del self.held[store]
-                self.submit(store, ChangeValue(0, functions.release(name(store), holder.counter)))
+                self.submit(
+                    store, proposer.ChangeValue(0, functions.release(name(store), holder.counter))
+                )
             else:
                 self.renew(store, holder, time)
 
@@ -453,17 +446,17 @@ class LeaseCalls:
     def submit(
         self,
         store: SimStoreObject,
-        work: Operation,
+        work: proposer.Operation,
         end: Callable[[Any], None] = lambda _: None,
     ) -> None:
         """Run one operation of an owner; `end` gets the result, if there is one."""
         self.busy.add(store)
 
-        def over(outcome: Outcome) -> None:
+        def over(outcome: proposer.Outcome) -> None:
             label = f"lease {type(outcome).__name__}"
             self.recorder.outcomes[label] = self.recorder.outcomes.get(label, 0) + 1
             self.busy.discard(store)
-            if isinstance(outcome, Completed):
+            if isinstance(outcome, proposer.Completed):
                 end(outcome.result)
             self.look()
 
@@ -480,9 +473,9 @@ class LeaseCalls:
                     self.hold(store, Holder(counter, asked + time))
 
             if function is not None:
-                self.submit(store, ChangeValue(0, function), got)
+                self.submit(store, proposer.ChangeValue(0, function), got)
 
-        self.submit(store, ReadValue(), seen)
+        self.submit(store, proposer.ReadValue(), seen)
 
     def renew(self, store: SimStoreObject, holder: Holder, time: float) -> None:
         asked = store.clock
@@ -493,7 +486,9 @@ class LeaseCalls:
             elif not kept:
                 self.held.pop(store, None)
 
-        self.submit(store, ChangeValue(0, functions.renew(name(store), holder.counter, time)), got)
+        self.submit(
+            store, proposer.ChangeValue(0, functions.renew(name(store), holder.counter, time)), got
+        )
 
     def hold(self, store: SimStoreObject, holder: Holder) -> None:
         if holder.until > store.clock:

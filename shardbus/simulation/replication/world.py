@@ -27,39 +27,11 @@ from functools import partial
 from random import Random
 from typing import Protocol
 
+from shardbus.replication import moves, proposer
+from shardbus.replication import ring as rings
 from shardbus.replication.disk_life import DiskRegistry, DiskShown, is_accepted
 from shardbus.replication.functions import decide_once
 from shardbus.replication.messages import ReadRow, TakeChange
-from shardbus.replication.moves import (
-    AskDisk,
-    DiskRecord,
-    DiskStatus,
-    RingDisk,
-    ring_key,
-    unmerged,
-)
-from shardbus.replication.proposer import (
-    ChangeValue,
-    Completed,
-    Effect,
-    Finished,
-    Operation,
-    Outcome,
-    Proposer,
-    RingFound,
-    SendCall,
-)
-from shardbus.replication.ring import (
-    AdoptRing,
-    ReplicaRing,
-    RingMember,
-    StoreCall,
-    StoreReply,
-    first_ring,
-    next_ring,
-    ring_of,
-    ring_value,
-)
 from shardbus.simulation.timeline import Timeline
 
 DELAY_S = (0.0005, 0.004)
@@ -117,12 +89,12 @@ class SimReplica:
         self.up = True
         self.lost = False
         self.full_until = self.stalled_until = self.cut_until = 0.0
-        self.log: list[DiskRecord] = []
-        self.place = RingDisk(disk, world.partitions)
-        self.status: DiskStatus = self.place.status
+        self.log: list[moves.DiskRecord] = []
+        self.place = moves.RingDisk(disk, world.partitions)
+        self.status: moves.DiskStatus = self.place.status
         """As it is synced."""
         self.rate = world.dice.uniform(0.97, 1.03)
-        self._unsynced: list[DiskRecord] = []
+        self._unsynced: list[moves.DiskRecord] = []
         self._leaving: list[Callable[[], None]] = []
         self._syncing = False
         self._starts = 0
@@ -194,17 +166,19 @@ class SimReplica:
             del self.log[length:]
             self.restart()
 
-    def receive(self, call: StoreCall | AdoptRing, back: Callable[[StoreReply], None]) -> None:
+    def receive(
+        self, call: rings.StoreCall | rings.AdoptRing, back: Callable[[rings.StoreReply], None]
+    ) -> None:
         """Handle a call of a store object. `back` sends the answer."""
         full = self.full_until > self.world.now
         match call:
             case _ if not self.up:
                 pass
-            case StoreCall() if not self.accepted:
+            case rings.StoreCall() if not self.accepted:
                 pass
-            case AdoptRing(ring):
+            case rings.AdoptRing(ring):
                 self._ask(self.place.adopt(ring, self.clock))
-            case StoreCall(_, _, request) if not full or isinstance(request, ReadRow):
+            case rings.StoreCall(_, _, request) if not full or isinstance(request, ReadRow):
                 reply = self.place.answer(call, self.clock)
                 self._leave(lambda: back(reply))
 
@@ -212,10 +186,10 @@ class SimReplica:
         """Handle a call of another disk."""
         if not self.up or not self.accepted:
             return
-        if isinstance(request, AdoptRing):
+        if isinstance(request, rings.AdoptRing):
             self._ask(self.place.adopt(request.ring, self.clock))
             return
-        assert not isinstance(request, StoreCall)
+        assert not isinstance(request, rings.StoreCall)
         answer = self.place.show(request, self.clock)  # type: ignore[arg-type]
 
         def back() -> None:
@@ -229,7 +203,7 @@ class SimReplica:
         if self.up:
             self._ask(self.place.repair(self.clock))
 
-    def _ask(self, effects: list[AskDisk]) -> None:
+    def _ask(self, effects: list[moves.AskDisk]) -> None:
         for effect in effects:
             other = self.world.replicas.get(effect.disk)
             if other is not None:
@@ -287,7 +261,7 @@ class SimReplica:
         self.run = self.world.ticket()
         self.counter += 1
         self._answers = {}
-        self.place = RingDisk(self.disk, self.world.partitions)
+        self.place = moves.RingDisk(self.disk, self.world.partitions)
         for record in self.log:
             self.place.replay(record)
         self.status = self.place.status
@@ -298,19 +272,19 @@ class SimReplica:
 class TakesReplies(Protocol):
     """A store object, as the network sees it."""
 
-    def reply(self, reply: StoreReply) -> None: ...
+    def reply(self, reply: rings.StoreReply) -> None: ...
 
 
 class SimStoreObject:
     """A store object: a proposer, and its timer."""
 
     def __init__(
-        self, world: ReplicationWorld, session: int, ring: ReplicaRing | None = None
+        self, world: ReplicationWorld, session: int, ring: rings.ReplicaRing | None = None
     ) -> None:
         self.world = world
-        self.proposer = Proposer(session, ring or world.ring, world.dice)
+        self.proposer = proposer.Proposer(session, ring or world.ring, world.dice)
         self.rate = world.dice.uniform(0.97, 1.03)
-        self._ends: dict[Hashable, Callable[[Outcome], None]] = {}
+        self._ends: dict[Hashable, Callable[[proposer.Outcome], None]] = {}
         self._due: float | None = None
 
     @property
@@ -319,25 +293,29 @@ class SimStoreObject:
         return self.world.now * self.rate
 
     def submit(
-        self, key: str, work: Operation, timeout: float, end: Callable[[Outcome], None]
+        self,
+        key: str,
+        work: proposer.Operation,
+        timeout: float,
+        end: Callable[[proposer.Outcome], None],
     ) -> None:
         """Run an operation; `end` gets its outcome."""
         ticket = self.world.ticket()
         self._ends[ticket] = end
         self._carry(self.proposer.submit(ticket, key, work, self.world.now, timeout))
 
-    def reply(self, reply: StoreReply) -> None:
+    def reply(self, reply: rings.StoreReply) -> None:
         """Take a disk's reply."""
         self._carry(self.proposer.handle(reply, self.world.now))
 
-    def _carry(self, effects: list[Effect]) -> None:
+    def _carry(self, effects: list[proposer.Effect]) -> None:
         for effect in effects:
             match effect:
-                case SendCall(disk, call):
+                case proposer.SendCall(disk, call):
                     self.world.send(self, disk, call)
-                case Finished(ticket, outcome):
+                case proposer.Finished(ticket, outcome):
                     self._ends.pop(ticket)(outcome)
-                case RingFound():
+                case proposer.RingFound():
                     pass
         due = self.proposer.deadline()
         if due is not None and (self._due is None or due < self._due):
@@ -360,12 +338,12 @@ class ReplicationWorld(Timeline):
         self.dice, self.faults, self.partitions = dice, faults, partitions
         self.judges = bool(faults.set_back)
         """Disks that start show themselves to the others."""
-        members = tuple(RingMember(disk) for disk in range(1, disks + 1))
-        self.ring: ReplicaRing = first_ring(members, max(disks, 5))
+        members = tuple(rings.RingMember(disk) for disk in range(1, disks + 1))
+        self.ring: rings.ReplicaRing = rings.first_ring(members, max(disks, 5))
         """The first one: later store objects begin with it, too."""
         self.replicas = {member.disk: SimReplica(self, member.disk) for member in members}
         for replica in self.replicas.values():
-            replica.receive(AdoptRing(self.ring), lambda _: None)
+            replica.receive(rings.AdoptRing(self.ring), lambda _: None)
         self.rings = 1
         self._tickets = 0
 
@@ -374,7 +352,7 @@ class ReplicationWorld(Timeline):
         self._tickets += 1
         return self._tickets
 
-    def store_object(self, ring: ReplicaRing | None = None) -> SimStoreObject:
+    def store_object(self, ring: rings.ReplicaRing | None = None) -> SimStoreObject:
         """Return a new store object."""
         return SimStoreObject(self, self.dice.getrandbits(SESSION_BITS), ring)
 
@@ -395,16 +373,16 @@ class ReplicationWorld(Timeline):
             replica.restart()
         self._finish()
 
-    def send(self, store: TakesReplies, disk: int, call: StoreCall | AdoptRing) -> None:
+    def send(self, store: TakesReplies, disk: int, call: rings.StoreCall | rings.AdoptRing) -> None:
         """Carry a call to a disk, and its answer back."""
         replica = self.replicas.get(disk)
         if replica is None:
             return
 
-        def back(reply: StoreReply) -> None:
+        def back(reply: rings.StoreReply) -> None:
             self.carry(replica, lambda: store.reply(reply))
 
-        once = isinstance(call, StoreCall) and isinstance(call.request, TakeChange)
+        once = isinstance(call, rings.StoreCall) and isinstance(call.request, TakeChange)
         self.carry(replica, lambda: replica.receive(call, back), once=once)
 
     def carry(self, replica: SimReplica, arrive: Callable[[], None], *, once: bool = False) -> None:
@@ -432,7 +410,7 @@ class ReplicationWorld(Timeline):
         return replica in members and len(members) >= 3 and whole
 
     @property
-    def highest(self) -> ReplicaRing:
+    def highest(self) -> rings.ReplicaRing:
         """The highest ring that a disk has."""
         return max((r.status.ring for r in self.replicas.values()), key=lambda r: r.number)
 
@@ -457,19 +435,19 @@ class ReplicationWorld(Timeline):
         ring = max((status.ring for status in statuses), key=lambda r: r.number, default=None)
         if ring is None or not ring.number:
             return
-        if unmerged(ring, statuses, self.partitions):
+        if moves.unmerged(ring, statuses, self.partitions):
             self.push(ring)
         else:
             self._decide(ring)
         self.dice.choice(reached).repair()
 
-    def push(self, ring: ReplicaRing) -> None:
+    def push(self, ring: rings.ReplicaRing) -> None:
         """Send a ring to its disks, and to the disks of the ring before."""
         for disk in sorted(ring.disks | ring.former.disks):
             replica = self.replicas[disk]
-            self.carry(replica, partial(replica.receive, AdoptRing(ring), lambda _: None))
+            self.carry(replica, partial(replica.receive, rings.AdoptRing(ring), lambda _: None))
 
-    def _decide(self, ring: ReplicaRing) -> None:
+    def _decide(self, ring: rings.ReplicaRing) -> None:
         members = list(ring.members)
         lost = [member for member in members if self.replicas[member.disk].lost]
         kind = "replace" if lost else self.dice.choice(("replace", "add", "remove"))
@@ -481,24 +459,24 @@ class ReplicationWorld(Timeline):
         else:
             members.remove(lost[0] if lost else self.dice.choice(members))
             members.append(self._blank())
-        after = next_ring(ring, tuple(members))
+        after = rings.next_ring(ring, tuple(members))
         store = self.store_object(ring)
 
-        def decided(outcome: Outcome) -> None:
-            if isinstance(outcome, Completed):
+        def decided(outcome: proposer.Outcome) -> None:
+            if isinstance(outcome, proposer.Completed):
                 self.rings += 1
-                self.push(ring_of(outcome.result))
+                self.push(rings.ring_of(outcome.result))
 
-        work = ChangeValue(0, decide_once(ring_value(after)))
-        store.submit(ring_key(after.number), work, OPERATOR_TIMEOUT_S, decided)
+        work = proposer.ChangeValue(0, decide_once(rings.ring_value(after)))
+        store.submit(moves.ring_key(after.number), work, OPERATOR_TIMEOUT_S, decided)
 
-    def _blank(self) -> RingMember:
+    def _blank(self) -> rings.RingMember:
         disk = len(self.replicas) + 1
         replica = self.replicas[disk] = SimReplica(self, disk)
         for kind in KINDS_OF_FAULTS:
             self._plan(replica, kind)
         replica.show()
-        return RingMember(disk)
+        return rings.RingMember(disk)
 
     # -- faults
 

@@ -31,27 +31,12 @@ from shardbus.transport.network import (
 )
 from shardbus.transport.tcp_probe import LOOKUP_WITHIN_S, open_probe
 from shardbus.transport.who_listens import ROUTER, XPUB, who_listens
+from shardbus.transport.zmq import curve, sockets
 from shardbus.transport.zmq.connection_guard import ConnectionGuard, connections_for
-from shardbus.transport.zmq.curve import (
-    EXPLAINED,
-    MESSAGE_OVERHEAD,
-    KeyFallback,
-    Keyring,
-    reason_for,
-)
 from shardbus.transport.zmq.given_up import GivenUp
 from shardbus.transport.zmq.listening import KeyedListener
 from shardbus.transport.zmq.multipart import Multipart
 from shardbus.transport.zmq.reader import Reader
-from shardbus.transport.zmq.sockets import (
-    allow_overhead,
-    bind_router,
-    connect_dealer,
-    context_for_links,
-    end_context,
-    port_of,
-    require_libzmq,
-)
 from shardbus.transport.zmq.zap import HandshakeLimit, ZapHandler
 
 REOPEN_S = 0.5
@@ -84,9 +69,9 @@ class ZmqNetwork:
     """
 
     def __init__(
-        self, keyring: Keyring | None = None, resolver: NameResolver | None = None
+        self, keyring: curve.Keyring | None = None, resolver: NameResolver | None = None
     ) -> None:
-        require_libzmq(zmq.zmq_version_info())
+        sockets.require_libzmq(zmq.zmq_version_info())
         self.resolver = resolver or NameResolver()
         self.context: zmq.Context[zmq.Socket[bytes]]
         self.keyring = keyring
@@ -96,7 +81,7 @@ class ZmqNetwork:
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
         """Deliver frames on this loop. From here on, until the end, ZeroMQ has threads."""
-        self.context = context_for_links()
+        self.context = sockets.context_for_links()
         self.loop = loop
         self.resolver.open(loop)
 
@@ -145,7 +130,7 @@ class ZmqNetwork:
     def close(self) -> None:
         """Close every socket."""
         self.resolver.close()
-        end_context(self.context, CLOSE_MS)
+        sockets.end_context(self.context, CLOSE_MS)
 
 
 def sender(socket: zmq.Socket[bytes]) -> Callable[[bytes, int], object]:
@@ -180,7 +165,7 @@ class _Router:
             self._zap = ZapHandler(network.context, keyring, self._limit, on_denied=cut)
         try:
             binds = self._bind if keyring is not None else None
-            self._socket = bind_router(
+            self._socket = sockets.bind_router(
                 network.context, host, port, name.encode(), self._watch, binds
             )
         except ConfigError:
@@ -188,11 +173,11 @@ class _Router:
                 self._zap.stop()
             raise
         self._send = sender(self._socket)
-        overhead = MESSAGE_OVERHEAD if keyring is not None else 0
+        overhead = curve.MESSAGE_OVERHEAD if keyring is not None else 0
         multipart = Multipart(self._socket, self.guard, overhead)
         self.user, self.dismiss = multipart.user, multipart.dismiss
         self._reader = Reader(loop, self._socket, on_frame, network.on_missed, multipart.receive)
-        self.guard.start(port_of(self._socket))
+        self.guard.start(sockets.port_of(self._socket))
         self._reader.start()
 
     def _watch(self, socket: zmq.Socket[bytes]) -> None:
@@ -203,7 +188,7 @@ class _Router:
 
     def _bind(self, socket: zmq.Socket[bytes], host: str, port: int) -> None:
         assert self._keyring is not None
-        allow_overhead(socket)
+        sockets.allow_overhead(socket)
         self._keyed = KeyedListener(socket, host, port, self._keyring)
 
     def rekey(self) -> None:
@@ -263,7 +248,7 @@ class _Dealer:
         self._network, self._port = network, address.port
         self._on_frame, self._on_up, self._on_down = on_frame, on_up, on_down
         self._on_denied = on_denied
-        self._fallback = KeyFallback(network.keyring)
+        self._fallback = curve.KeyFallback(network.keyring)
         self._denied = self._closed = False
         self._why = 0
         """The value of the last event that says why a handshake failed."""
@@ -316,7 +301,9 @@ class _Dealer:
             reported once, and after some failures ZeroMQ never connects again."""
             monitors.append(socket.get_monitor_socket(_EVENTS))
 
-        made = connect_dealer(network.context, host, self._port, self._fallback.current, watch)
+        made = sockets.connect_dealer(
+            network.context, host, self._port, self._fallback.current, watch
+        )
         [monitor] = monitors
         self._socket, self._send, self._monitor = made, sender(made), monitor
         self._reader = Reader(network.loop, made, self._on_frame, network.on_missed)
@@ -392,10 +379,10 @@ class _Dealer:
         self._disconnect()
         self._name.renew()
         self._to.on_broken()
-        self._why = value if value in EXPLAINED else self._why
+        self._why = value if value in curve.EXPLAINED else self._why
         pause = self._fallback.failed(value)
         self._again = self._network.loop.call_later(pause, self._open)
         self._on_down()
         if self._fallback.hopeless(self._why) and not self._denied and not self._closed:
             self._denied = True
-            self._on_denied(reason_for(self._why, keyed=self._network.keyring is not None))
+            self._on_denied(curve.reason_for(self._why, keyed=self._network.keyring is not None))

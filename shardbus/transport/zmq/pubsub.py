@@ -41,29 +41,12 @@ from shardbus.membership.member import Member
 from shardbus.transport.destination import Destination
 from shardbus.transport.log_limiter import log
 from shardbus.transport.name_resolver import NameResolver, NameWatch, bindable
+from shardbus.transport.zmq import curve, sockets
 from shardbus.transport.zmq.connection_guard import SUBSCRIBED_MAX, ConnectionGuard, connections_for
-from shardbus.transport.zmq.curve import (
-    ZAP_DOMAIN,
-    KeyFallback,
-    Keyring,
-    connect_with,
-    reason_for,
-)
 from shardbus.transport.zmq.given_up import GivenUp
 from shardbus.transport.zmq.listening import KeyedListener
 from shardbus.transport.zmq.multipart import source
 from shardbus.transport.zmq.reader import Reader
-from shardbus.transport.zmq.sockets import (
-    allow_overhead,
-    bind,
-    connect,
-    disconnect,
-    end_context,
-    endpoint_of,
-    port_of,
-    set_options,
-    without_zone,
-)
 from shardbus.transport.zmq.zap import HandshakeLimit, ZapHandler
 
 TOPIC_ALL = b"*"
@@ -90,7 +73,7 @@ OPTIONS: Mapping[int, int] = {
 
 XPUB: Mapping[int, int | bytes] = {
     **OPTIONS,
-    zmq.ZAP_DOMAIN: ZAP_DOMAIN,  # refuse peers without a handshake
+    zmq.ZAP_DOMAIN: curve.ZAP_DOMAIN,  # refuse peers without a handshake
     zmq.MAXMSGSIZE: SUBSCRIPTION_BYTES_MAX,  # ZeroMQ keeps every topic, many times its size
 }
 SUB: Mapping[int, int | bytes] = {**OPTIONS}
@@ -132,7 +115,7 @@ def topic_of(uid: int) -> bytes:
 class _Publisher:
     """The XPUB of the members at one place, and the subscription to it."""
 
-    def __init__(self, place: Address, keys: KeyFallback) -> None:
+    def __init__(self, place: Address, keys: curve.KeyFallback) -> None:
         self.place, self.keys = place, keys
         self.nodes: list[NodeId] = []
         self.to = Destination()
@@ -149,7 +132,7 @@ class PubSubSockets:
         self,
         me: NodeId,
         receiver: PubSubReceiver,
-        keyring: Keyring | None = None,
+        keyring: curve.Keyring | None = None,
         resolver: NameResolver | None = None,
     ) -> None:
         self.me, self._keyring = me, keyring
@@ -197,14 +180,14 @@ class PubSubSockets:
             why = "it is taken" if error.errno == zmq.EADDRINUSE else str(error.strerror)
             self._guard.stop()
             self._close_port()
-            end_context(self._context, 0)
+            sockets.end_context(self._context, 0)
             self._context = None
             raise ConfigError(
                 f"cannot listen for gossip on {bind_host}:{port}: {why}",
                 hint="choose another with --gossip-port (node.gossip_port), which is the port of "
                 "messages + 1 by default",
             ) from None
-        self.port = port_of(self._pub)
+        self.port = sockets.port_of(self._pub)
         self._guard.start(self.port)
         for topic in (topic_of(self.me.uid), TOPIC_ALL):
             self._sub.setsockopt(zmq.SUBSCRIBE, topic)
@@ -228,7 +211,7 @@ class PubSubSockets:
         self._sub.disable_monitor()
         self._guard.stop()
         self._close_port()
-        end_context(self._context, FAREWELL_LINGER_MS)
+        sockets.end_context(self._context, FAREWELL_LINGER_MS)
         self._context = None
 
     def rekey(self) -> None:
@@ -240,7 +223,7 @@ class PubSubSockets:
 
     def _bind(self, host: str, port: int) -> None:
         if self._keyring is None or self._limit is None:
-            bind(self._pub, host, port)
+            sockets.bind(self._pub, host, port)
         else:
             assert self._context is not None
             self._zap = ZapHandler(
@@ -272,7 +255,9 @@ class PubSubSockets:
         place = member.gossip_address
         publisher = self._publishers.get(place)
         if publisher is None:
-            publisher = self._publishers[place] = _Publisher(place, KeyFallback(self._keyring))
+            publisher = self._publishers[place] = _Publisher(
+                place, curve.KeyFallback(self._keyring)
+            )
             assert self._loop is not None
             publisher.given_up = GivenUp(self._loop, partial(self._on_given_up, publisher))
             looked_up = partial(self._on_looked_up, publisher)
@@ -303,11 +288,11 @@ class PubSubSockets:
         self._disconnect(publisher)
         host, port = publisher.to.at, publisher.place.port
         assert host is not None
-        publisher.endpoint = endpoint_of(host, port)
+        publisher.endpoint = sockets.endpoint_of(host, port)
         try:
             if publisher.keys.current is not None:
-                connect_with(self._sub, publisher.keys.current)
-            connect(self._sub, host, port)
+                curve.connect_with(self._sub, publisher.keys.current)
+            sockets.connect(self._sub, host, port)
         except zmq.ZMQError:
             self.dropped["bad endpoint"] += 1
         publisher.given_up.on_event()
@@ -326,7 +311,7 @@ class PubSubSockets:
         endpoint, publisher.endpoint = publisher.endpoint, None
         others = [other.endpoint for other in self._publishers.values()]
         if endpoint is not None and endpoint not in others:
-            disconnect(self._sub, endpoint)
+            sockets.disconnect(self._sub, endpoint)
 
     def _on_message(self, parts: list[bytes]) -> None:
         if len(parts) == FRAMES:
@@ -366,9 +351,12 @@ class PubSubSockets:
 
     def _on_event(self, parts: list[bytes]) -> None:
         report = parse_monitor_message(parts)
-        event, endpoint = report["event"], without_zone(report["endpoint"].decode())
+        event, endpoint = report["event"], sockets.without_zone(report["endpoint"].decode())
         for publisher in list(self._publishers.values()):
-            if publisher.endpoint is not None and without_zone(publisher.endpoint) == endpoint:
+            if (
+                publisher.endpoint is not None
+                and sockets.without_zone(publisher.endpoint) == endpoint
+            ):
                 self._on_publisher(publisher, event, report["value"])
 
     def _on_publisher(self, publisher: _Publisher, event: int, value: int) -> None:
@@ -402,7 +390,7 @@ class PubSubSockets:
         pause = publisher.keys.failed(value)
         if publisher.keys.hopeless():
             self.dropped["handshake_failed"] += 1
-            why = reason_for(value, keyed=True)
+            why = curve.reason_for(value, keyed=True)
             log.warning("no gossip from %s: %s", publisher.place, why)
         self._report_lost(publisher)
 
@@ -418,7 +406,7 @@ class PubSubSockets:
     ) -> zmq.Socket[bytes]:
         assert self._context is not None
         created = self._context.socket(kind)
-        set_options(created, options)
+        sockets.set_options(created, options)
         if self._keyring is not None:
-            allow_overhead(created)
+            sockets.allow_overhead(created)
         return created

@@ -29,12 +29,7 @@ from shardbus.ids import Address
 from shardbus.transport.destination import is_numeric
 from shardbus.transport.log_limiter import log
 from shardbus.transport.name_resolver import bindable
-from shardbus.transport.zmq.curve import (
-    MESSAGE_OVERHEAD,
-    ZAP_DOMAIN,
-    ClusterKeys,
-    connect_with,
-)
+from shardbus.transport.zmq import curve
 from shardbus.wire.batch import BODY_BYTES_MAX
 
 TAKEN_S = 1.0
@@ -59,7 +54,7 @@ COMMON: dict[int, int] = {
 ROUTER: dict[int, int | bytes] = {
     **COMMON,
     zmq.ROUTER_MANDATORY: 1,  # an unroutable message is an error, not a silent drop
-    zmq.ZAP_DOMAIN: ZAP_DOMAIN,  # refuse peers without a handshake
+    zmq.ZAP_DOMAIN: curve.ZAP_DOMAIN,  # refuse peers without a handshake
 }
 DEALER: dict[int, int] = COMMON | {
     zmq.IMMEDIATE: 0,  # queue while connecting: a lost queue is resent by the link
@@ -122,7 +117,7 @@ def allow_overhead(socket: zmq.Socket[bytes]) -> None:
     """Allow parts of the size limit although encryption makes them longer."""
     most = socket.getsockopt(zmq.MAXMSGSIZE)
     assert isinstance(most, int)
-    socket.setsockopt(zmq.MAXMSGSIZE, most + MESSAGE_OVERHEAD)
+    socket.setsockopt(zmq.MAXMSGSIZE, most + curve.MESSAGE_OVERHEAD)
 
 
 def bind_router(
@@ -187,7 +182,7 @@ def connect_dealer(
     context: zmq.Context[zmq.Socket[bytes]],
     host: str,
     port: int,
-    keys: ClusterKeys | None = None,
+    keys: curve.ClusterKeys | None = None,
     before: Callable[[zmq.Socket[bytes]], None] = lambda socket: None,
 ) -> zmq.Socket[bytes]:
     """Return a DEALER connected to one peer at a numeric address. It has one endpoint for life, and
@@ -197,7 +192,7 @@ def connect_dealer(
     socket = context.socket(zmq.DEALER)
     set_options(socket, DEALER)
     if keys is not None:
-        connect_with(socket, keys)
+        curve.connect_with(socket, keys)
         allow_overhead(socket)
     try:
         before(socket)

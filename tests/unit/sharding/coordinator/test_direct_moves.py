@@ -21,6 +21,7 @@ from shardbus.sharding.coordinator.direct_moves import (
 from shardbus.sharding.coordinator.ledger import Ledger
 from shardbus.sharding.intents import INTENT_MARK, split_intents
 from shardbus.sharding.messages import Home, ShardMove
+from shardbus.sharding.table import ShardTable
 from tests.records import replace
 from tests.unit.transition_tables import check_drawing, check_step
 
@@ -34,7 +35,7 @@ class Bench:
 
     def __init__(self, rows: dict[str, tuple[NodeId, int]] | None = None) -> None:
         self.live = {A, B, C}
-        self.ledger = Ledger("crc32/100")
+        self.ledger = Ledger(ShardTable(0, "crc32/100"))
         self.intents = self.ledger.load(EPOCH, rows or {"17": (A, OLD.fence)})
         for node in (A, B, C):
             self.ledger.register(node, 0.0, proxy=False)

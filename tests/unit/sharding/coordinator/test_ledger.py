@@ -10,6 +10,7 @@ from shardbus.sharding.allocation.distinct import DistinctRows
 from shardbus.sharding.allocation.strategies import AllocationStrategy, LeastShard
 from shardbus.sharding.coordinator.ledger import ANY_HOME, Ledger, Place, WantedHome, no_hosts
 from shardbus.sharding.messages import Home
+from shardbus.sharding.table import ShardTable
 
 A, B, C = (NodeId(name, 1, 1) for name in "abc")
 EPOCH = 3
@@ -17,7 +18,7 @@ REPORTED = Home("1", B, 70)
 
 
 def ledger(*nodes: NodeId) -> Ledger:
-    made = Ledger("crc32/8")
+    made = Ledger(ShardTable(0, "crc32/8"))
     made.load(EPOCH, {})
     for node in nodes:
         made.register(node, 0.0, proxy=False)
@@ -122,7 +123,7 @@ def test_fences_are_above_those_adopted_in_the_same_write() -> None:
 
 def taken_over(rows: dict[str, tuple[NodeId, int]]) -> Ledger:
     """A ledger of epoch 6 on A and B, whose former coordinator, of epoch 5, is gone with node C."""
-    made = Ledger("crc32/8")
+    made = Ledger(ShardTable(0, "crc32/8"))
     made.load(6, rows, 5)
     for node in (A, B):
         made.register(node, 0.0, proxy=False)
@@ -160,7 +161,7 @@ def test_a_home_below_the_last_fence_of_its_shard_counts_under_a_new_one(
 
 
 def test_a_store_that_lost_its_table_has_no_last_fences() -> None:
-    made = Ledger("crc32/8")
+    made = Ledger(ShardTable(0, "crc32/8"))
     made.load(6, {}, 0)
     made.register(B, 0.0, proxy=False)
     assert made.reconcile(B, [REPORTED]).adopted == [REPORTED]
