@@ -31,7 +31,7 @@ from shardbus.client.work_queue import ClientQueue, HasValues
 from shardbus.guarded_log import GuardedLog
 from shardbus.ids import Address, NodeId, check_id
 from shardbus.routing.instance_policies import choice_of
-from shardbus.routing.refs import Ref, ask, milliseconds, pack, tell
+from shardbus.routing.refs import OfOneProcess, Ref, ask, milliseconds, pack, tell
 from shardbus.routing.region import Region
 from shardbus.routing.sent import awaited
 from shardbus.routing.tracer import Tracer, open_tracing
@@ -76,7 +76,7 @@ def path_of(given: str | os.PathLike[str] | None, variable: str) -> str:
     return os.environ.get(variable, "") if given is None else os.fspath(given)
 
 
-class AsyncClient(Towards):
+class AsyncClient(Towards, OfOneProcess):
     """Send to entities from any asyncio program; use it as `async with
     AsyncClient("tcp://host:port", ...)`.
 

@@ -32,7 +32,7 @@ from shardbus.client.work_queue import (
 )
 from shardbus.errors import LocalProtocolError, NodeLost
 from shardbus.ids import check_id
-from shardbus.routing.refs import ThreadRef, milliseconds, named, pack, question
+from shardbus.routing.refs import OfOneProcess, ThreadRef, milliseconds, named, pack, question
 from shardbus.routing.region import Region
 from shardbus.routing.router import LoopSender
 from shardbus.transport.asks import Key
@@ -193,7 +193,7 @@ class BlockingTowards:
         return self._bridge.run(work)
 
 
-class Client(BlockingTowards):
+class Client(BlockingTowards, OfOneProcess):
     """Send to entities from any thread; use it as `with Client("tcp://host:port",
     cluster="shop") as client`. Without `with` it opens at its first use, and closes by `close` or
     at the end of the process. Threads may share it. It takes the arguments of `AsyncClient`; with
@@ -490,7 +490,7 @@ class BlockingData:
         yield from each(self._run, self._data.watch(prefix, r=r))
 
 
-class BlockingQueue(Generic[T]):
+class BlockingQueue(OfOneProcess, Generic[T]):
     """A queue of work, for threads. Several threads may use one."""
 
     def __init__(self, run: Run, queue: ClientQueue[T]) -> None:
@@ -584,7 +584,7 @@ class BlockingRegion:
         return self._run(lambda: self._region.ask(message, timeout))
 
 
-class BlockingOutbox:
+class BlockingOutbox(OfOneProcess):
     """An outbox of a client, for threads: `with client.outbox("orders") as outbox:
     outbox.send(ref.add, 2)`. Several threads may use one; messages that they send at the same time
     share a write."""

@@ -52,7 +52,7 @@ from shardbus.errors import (
 )
 from shardbus.guarded_log import GuardedLog
 from shardbus.routing.delivering import DeliveryCounts, DeliverySender, outcome_of
-from shardbus.routing.refs import Call
+from shardbus.routing.refs import Call, OfOneProcess
 from shardbus.routing.router import LoopSender
 from shardbus.store.outboxes import OutboxMessage, decode_message, encode_message
 from shardbus.task_set import TaskSet
@@ -82,7 +82,7 @@ _Taken = tuple[bytes, OutboxMessage, asyncio.Future[None]]
 """A message as it is appended, the message, and the outcome of its `send`."""
 
 
-class ClientOutbox:
+class ClientOutbox(OfOneProcess):
     """An outbox of a client: `async with client.outbox("orders") as outbox: await
     outbox.send(ref.add, 2)`. `sender_of` returns the sender of a type, once the cluster has
     described it.

@@ -42,7 +42,7 @@ from shardbus.backoff import doubling
 from shardbus.error_text import callable_name, described, shown
 from shardbus.guarded_log import GuardedLog
 from shardbus.quantities import counted
-from shardbus.routing.refs import milliseconds
+from shardbus.routing.refs import OfOneProcess, milliseconds
 from shardbus.task_set import TaskSet
 from shardbus.tasks.interrupts import raise_interrupt
 from shardbus.wire.schema import decoder, encoder, packer
@@ -270,7 +270,7 @@ class SharedRequests:
                     outcome.set_exception(error)
 
 
-class ClientQueue(Generic[T]):
+class ClientQueue(OfOneProcess, Generic[T]):
     """A queue of work: put values, and work on them. Made by `client.queue(Emails, "main")`, or by
     `bus.queue` inside a node. Tasks of one event loop may share it."""
 

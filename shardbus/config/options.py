@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from datetime import timedelta
@@ -282,16 +283,32 @@ def _flag(option: Option, value: object) -> bool:
 
 
 def _text(option: Option, value: object) -> str:
-    if not isinstance(value, str) or not (value.isprintable() or value == ""):
+    line = value if isinstance(value, str) and (value.isprintable() or value == "") else None
+    if line is not None and (not option.choices or line in option.choices):
+        return line
+    if not option.choices:
         raise ConfigError("not a text on one line")
-    if option.choices and value not in option.choices and not (option.named and ":" in value):
-        or_named = ", or a function of yours as module:name" if option.named else ""
-        raise ConfigError(f"must be one of {', '.join(option.choices)}{or_named}")
-    return value
+    if line is not None and option.named and ":" in line:
+        return line
+    or_named = ", or a function of yours as module:name" if option.named else ""
+    raise ConfigError(f"must be one of {', '.join(option.choices)}{or_named}")
+
+
+_LIST = re.compile(r"""\s*\[\s*["'\]]""")
+
+
+def _listed(text: str) -> object:
+    """Return the words of a variable or a flag, in either form."""
+    if not _LIST.match(text):  # "[::1]:7355" is a word
+        return [part.strip() for part in text.split(",")]
+    try:
+        return tomllib.loads(f"words = {text}")["words"]
+    except tomllib.TOMLDecodeError:
+        return None
 
 
 def _names(option: Option, value: object) -> tuple[str, ...]:
-    listed = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    listed = _listed(value) if isinstance(value, str) else value
     if not isinstance(listed, list | tuple) or not all(isinstance(name, str) for name in listed):
         raise ConfigError("not a list of words", hint='write ["a", "b"] or a,b')
     words = tuple(dict.fromkeys(_text(option, name) for name in listed if name))

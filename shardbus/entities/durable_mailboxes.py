@@ -439,8 +439,7 @@ class DurableMailboxes:
             if message.session is not None and message.deadline <= host.runner.tick:
                 host.counts.lose("expired", box.key, *message[:4])
                 continue
-            activation = host.find(box.key, box.hosted.shard)
-            host.runner.receive(activation or host.activate(box.hosted, box.key), message)
+            host.runner.receive(_activation_of(host, box, "message"), message)
 
     def _give_up(self, box: EntityMailbox, effect: GiveUp) -> None:
         """Keep a message that is given up as a dead letter."""
@@ -486,7 +485,7 @@ class DurableMailboxes:
 
     def _hand(self, box: EntityMailbox, mail: Mail) -> None:
         """Hand a message to the entity, which is started if it is not in memory."""
-        host, hosted = self._host, box.hosted
+        host = self._host
         box.turn += 1
         box.taker = None
         marked = None
@@ -499,10 +498,7 @@ class DurableMailboxes:
         if host.gate.close_if_due():
             self._ends_later(box, mail, HandOutcome.NOT_READY, "this node is suspended")
             return
-        activation = host.find(box.key, hosted.shard)
-        if activation is None:
-            activation = host.activate(hosted, box.key, "mailbox")
-        box.taker = activation
+        activation = box.taker = _activation_of(host, box, "mailbox")
         if mail.stored.trace:
             marked = host.traced(marked, mail.stored.trace, asked=False)
         handling = HandledMail(self, box, mail, mail.stored, marked)
@@ -939,6 +935,18 @@ def with_kind(number: DeliveryNumber, kind: NumberKind) -> DeliveryNumber:
     """Return a delivery of another kind."""
     _, *rest = msgspec.structs.astuple(number)
     return DeliveryNumber(kind, *rest)
+
+
+def _activation_of(host: WorkHost, box: EntityMailbox, cause: str) -> Activation:
+    """Return the activation of an entity, started if it is not in memory. In a shard that stops it
+    handles its messages, and stops."""
+    hosted = box.hosted
+    activation = host.find(box.key, hosted.shard)
+    if activation is None:
+        activation = host.activate(hosted, box.key, cause)
+        if hosted.stopping is not None:
+            host.loop.call_soon(host.end, activation, hosted.stopping)
+    return activation
 
 
 def _no_arguments(payload: bytes) -> None:

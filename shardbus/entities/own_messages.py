@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
 from shardbus.entities.activation import Activation, Message, Shard
-from shardbus.entities.entity_type import EntityType, Invoker
+from shardbus.entities.entity_type import EntityType, Invoker, StopReason
 from shardbus.entities.gate import SuspensionGate
 from shardbus.errors import AskTimeout, Refused
 from shardbus.transport.drop_reports import Origin
@@ -44,6 +44,7 @@ class WorkHost(Protocol):
 
     def find(self, entity_id: str, shard: str) -> Activation | None: ...
     def activate(self, hosted: Shard, entity_id: str, cause: str = ...) -> Activation: ...
+    def end(self, activation: Activation, reason: StopReason) -> None: ...
     def maybe_down(self, hosted: Shard) -> None: ...
     def traced(self, invoker: Invoker, trace: str, *, asked: bool) -> Invoker: ...
 

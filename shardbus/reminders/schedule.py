@@ -123,6 +123,8 @@ class ReminderSchedule:
         """Failures in a row, of entities of the window."""
         self._raised: dict[str, int] = {}
         """Failures in a row that handlers have raised, by entity."""
+        self._pauses: dict[str, tuple[int, int]] = {}
+        """By entity: when the reminder was due whose handler has raised, and when to try again."""
         self._now = 0
 
     @property
@@ -218,8 +220,10 @@ class ReminderSchedule:
             return
         self._raised[entity_id] = self._raised.get(entity_id, 0) + ended.raised
         failures = self._failures[entity_id] = self._failures.get(entity_id, 0) + 1
-        pause = round(doubling(PAUSE_MS, PAUSE_MAX_MS, failures))
-        self._wake_at(entity_id, max(due, now + pause))
+        again = now + round(doubling(PAUSE_MS, PAUSE_MAX_MS, failures))
+        if ended.raised:
+            self._pauses[entity_id] = due, again
+        self._wake_at(entity_id, max(due, again))
 
     def _put(self, entity_id: str, due: int) -> None:
         """Note when the first reminder of an entity is due; 0 for none."""
@@ -230,14 +234,19 @@ class ReminderSchedule:
             self._forget_failures(entity_id)
             return
         self._due[entity_id] = due
+        failed, again = self._pauses.get(entity_id, (due, 0))
+        if due > failed:  # that reminder is gone, or put off
+            self._forget_failures(entity_id)
+            again = 0
         if entity_id not in self._woken:
-            self._wake_at(entity_id, due)
+            self._wake_at(entity_id, max(due, again))
         if len(self._due) > HELD_MAX and self._touched is None:
             self._shrink()
 
     def _forget_failures(self, entity_id: str) -> None:
         self._failures.pop(entity_id, None)
         self._raised.pop(entity_id, None)
+        self._pauses.pop(entity_id, None)
 
     def _wake_at(self, entity_id: str, at: int) -> None:
         self._at[entity_id] = at
@@ -262,6 +271,8 @@ class ReminderSchedule:
         """Let no pause end later than it would have begun now."""
         for entity_id, until in self._woken.items():
             self._woken[entity_id] = min(until, now + WOKEN_MS)
+        for entity_id, (due, again) in self._pauses.items():
+            self._pauses[entity_id] = due, min(again, now + PAUSE_MAX_MS)
         for entity_id in list(self._failures):
             at, due = self._at.get(entity_id), self._due.get(entity_id, 0)
             if at is not None:

@@ -225,6 +225,9 @@ class Disk:
             data = data[os.write(self._file, data) :]
         self._sync()
         self.plan.wrote(len(body))
+        with contextlib.suppress(OSError):
+            free = os.statvfs(self.path)
+            self.plan.room = free.f_bavail * free.f_frsize
 
     def begin_compaction(self) -> int:
         """Begin the segment for rows that are written anew. Returns its number."""

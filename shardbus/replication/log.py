@@ -46,6 +46,10 @@ MARKER_BYTES = 8
 SEGMENT_BYTES = 64 * 2**20
 """A segment that has this many bytes gets no further frame."""
 BODY_BYTES_MAX = 2**30
+ROOM_MARGIN = 256 * 1024
+"""Free bytes of a disk for the turns that come while rows are written anew."""
+GAIN_MIN = 256 * 1024
+"""Bytes that the log of a disk without much room has above its rows before it is compacted."""
 SEARCHES_MAX = 10_000
 
 _HEADER = Struct(f">8sQQ{MARKER_BYTES}sI")
@@ -167,7 +171,7 @@ def damage_of(segments: Mapping[int, Segment], compacted: int, disk: int | None 
 class LogPlan(msgspec.Struct):
     """Decides where a turn goes, when rows are written anew, and which segments may go.
 
-        idle       `bytes` is below the limit
+        idle       `bytes` is below the limit, and the disk has room for as many bytes
         rewriting  every row is written again, into `rewritten_from` and later segments
         idle       `compacted` is synced: segments before `rewritten_from` are removed
 
@@ -182,6 +186,8 @@ class LogPlan(msgspec.Struct):
     """The first segment of a compaction under way; 0 without one."""
     live: int = 0
     """Bytes of all segments after the last compaction."""
+    room: int = 2**62
+    """Free bytes of the disk. A compaction needs room for the rows beside the log."""
 
     @property
     def current(self) -> int:
@@ -200,8 +206,13 @@ class LogPlan(msgspec.Struct):
 
     @property
     def wants_compaction(self) -> bool:
-        """True if the log is at its limit, and has twice the bytes of its rows."""
-        return not self.rewritten_from and self.bytes >= max(self.limit, 2 * self.live)
+        """True if the log is at its limit, and has twice the bytes of its rows; or if the disk has
+        just the room for rows of as many bytes, and there is some to gain."""
+        if self.rewritten_from:
+            return False
+        if self.bytes >= max(self.limit, 2 * self.live):
+            return True
+        return self.room < self.bytes + ROOM_MARGIN and self.bytes >= self.live * 5 // 4 + GAIN_MIN
 
     def opened(self) -> int:
         """Add the next segment, with its header. Returns its number."""

@@ -25,7 +25,7 @@ from shardbus.routing.instance_sender import Picked
 from shardbus.routing.router import Messages, Sender
 from shardbus.routing.sent import awaited, copied
 from shardbus.routing.traced_sending import TracedSender
-from shardbus.tasks.interrupts import raise_interrupt
+from shardbus.tasks.interrupts import raise_signalled
 from shardbus.transport.asks import Key
 from shardbus.wire.missing_handlers import no_attribute
 from shardbus.wire.schema import (
@@ -44,7 +44,7 @@ NO_ARGUMENTS = encode_value(())
 
 UNPACKABLE = BaseException
 """A class of the application's may raise anything where it is encoded. Encoding again names it. An
-interrupt, which a signal raises, goes on."""
+exception of a signal, as of a time limit, goes on."""
 ASK_TIMEOUT_MS = 5000
 """The default deadline of an ask inside a node."""
 TIMEOUT_MAX_S = 3.1536e8
@@ -58,10 +58,31 @@ RESERVED = frozenset(
 """Attributes of a reference itself; no handler may have one of these names."""
 
 
-class Addressed:
+class OfOneProcess:
+    """Belongs to its client or node: a copy of it, deep or not, is the object itself, and it cannot
+    be pickled."""
+
+    __slots__ = ()
+    _instead: ClassVar[str] = "make one in each process"
+    """What to do instead of pickling."""
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError(
+            f"{self!r} cannot be pickled: it belongs to its client or node; {self._instead}"
+        )
+
+
+class Addressed(OfOneProcess):
     """Compares by its target and its sender, which `_address` returns."""
 
     __slots__ = ()
+    _instead = "send the type and the id, and make a reference there"
 
     def _address(self) -> tuple[Any, ...]:
         raise NotImplementedError
@@ -73,18 +94,6 @@ class Addressed:
 
     def __hash__(self) -> int:
         return hash(self._address())
-
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, memo: object) -> Self:
-        return self
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        raise TypeError(
-            f"{self!r} cannot be pickled: it belongs to its client or node; "
-            "send the type and the id, and make a reference there"
-        )
 
 
 class Call(Addressed):
@@ -123,7 +132,7 @@ class Call(Addressed):
                 packed = self._packed  # calling the attribute takes longer
                 return packed(args)
             except UNPACKABLE as error:
-                raise_interrupt(error)
+                raise_signalled(error)
         return self._method.encode(args, kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -140,7 +149,7 @@ class Call(Addressed):
                 packed = self._packed  # calling the attribute takes longer
                 payload = packed(args)
             except UNPACKABLE as error:
-                raise_interrupt(error)
+                raise_signalled(error)
                 payload = self._method.encode(args, kwargs)
         return self._sender.ask(
             self._key, self._id, payload, self._timeout_ms, self._method.decode_result
@@ -160,7 +169,7 @@ class Call(Addressed):
                 packed = self._packed
                 payload = packed(args)
             except UNPACKABLE as error:
-                raise_interrupt(error)
+                raise_signalled(error)
                 payload = self._method.encode(args, kwargs)
         out = self._route.out
         if out is None:
@@ -267,7 +276,7 @@ class PickedCall(LoopCall):
                 packed = self._packed
                 payload = packed(args)
             except UNPACKABLE as error:
-                raise_interrupt(error)
+                raise_signalled(error)
                 payload = self._method.encode(args, kwargs)
         picked = self._route
         if picked.version != picked.rows.version:
@@ -306,7 +315,7 @@ class TracedCall(LoopCall):
                 packed = self._packed
                 payload = packed(args)
             except UNPACKABLE as error:
-                raise_interrupt(error)
+                raise_signalled(error)
                 payload = self._method.encode(args, kwargs)
         sender, out = self._sender, self._route.out
         tracer = sender.tracer

@@ -29,6 +29,7 @@ from shardbus.ids import check_id
 from shardbus.routing.refs import NO_ARGUMENTS, START, ask, milliseconds, start_entity
 from shardbus.routing.router import Sender
 from shardbus.routing.sent import awaited
+from shardbus.tasks.interrupts import raise_interrupt
 from shardbus.wire.schema import Interface
 
 SAMPLES = (
@@ -157,6 +158,7 @@ def shard_function(name: str, given: Callable[[str], object]) -> Callable[[str],
             shard: Any = given(entity_id)
             again = given(entity_id)
         except BaseException as e:  # of the sender's message, in the node that it has come to
+            raise_interrupt(e)
             raise ConfigError(
                 f"extract_shard_id of {name!r} failed for the id {entity_id!r}: {described(e)}",
                 hint="it gets the entity id, not the message",

@@ -53,7 +53,7 @@ from shardbus.sharding.region.route import (
     BufferedMessage,
 )
 from shardbus.tasks.answers import answers_of
-from shardbus.tasks.interrupts import raise_interrupt
+from shardbus.tasks.interrupts import raise_signalled
 from shardbus.tasks.own_loop import check_loop
 from shardbus.transport.asks import CoarseClock, Failure, Key, Unsent
 from shardbus.transport.direct_message import AskingRun, LocalOutbox
@@ -401,7 +401,7 @@ class Router:
         try:
             payload = pack(message)
         except BaseException as error:  # of a class of the application's
-            raise_interrupt(error)  # encoding again names it
+            raise_signalled(error)  # encoding again names it
             payload = encode_message(message)
         route = self._by_id.get(entity_id) or self.route_of(entity_id)
         out = route.out
@@ -439,11 +439,15 @@ class Router:
             return out.future_ask(key, entity_id, payload, timeout_ms, decode, run)
         future = self._create_future()
         chain = () if run is None else run.chain
-        if out is None:
-            waits = future, decode, timeout_ms
-            self.deliver(self.pending(key, route, entity_id, payload, binding, waits, chain))
-        else:
-            out.ask(key, entity_id, payload, timeout_ms, future, decode, chain)
+        try:
+            if out is None:
+                waits = future, decode, timeout_ms
+                self.deliver(self.pending(key, route, entity_id, payload, binding, waits, chain))
+            else:
+                out.ask(key, entity_id, payload, timeout_ms, future, decode, chain)
+        except BaseException:
+            future.cancel()  # no caller gets it, so none awaits it
+            raise
         if run is not None:
             run.asked((key[0], entity_id), future)
         return future

@@ -25,7 +25,7 @@ import base64
 import binascii
 import json
 import secrets
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -47,8 +47,8 @@ from shardbus.wire.stored_state import split_numbered, split_record
 PAGE = 1000
 ATTEMPTS = 5
 """Looks at a journal that a node changes meanwhile."""
-APPENDED = 500
-"""Entries of one append of an import, at most."""
+APPENDED, APPENDED_BYTES = 500, 4 * 1024 * 1024
+"""Entries of one append of an import, and the bytes after which it takes no more."""
 FILLER, FILLERS = b"\x00", 10_000
 """An entry in the place of a removed one, and how many of them one append has."""
 FILLERS_MAX = 10_000_000
@@ -409,11 +409,24 @@ async def import_journal(
         raise ConfigError("a line behind the first is no event")
     if not await importer.begin(head):
         raise other
-    for begin in range(0, len(entries), APPENDED):
-        if not await importer.put(entries[begin : begin + APPENDED]):  # type: ignore[arg-type]
+    for part in _parts(entries):  # type: ignore[arg-type]
+        if not await importer.put(part):
             raise other
     await importer.end()
     return head.kind, head.name, len(entries)
+
+
+def _parts(entries: Iterable[JournalEntry]) -> Iterator[list[JournalEntry]]:
+    """Yield the entries of one append after the other."""
+    part: list[JournalEntry] = []
+    size = 0
+    for entry in entries:
+        part.append(entry)
+        size += len(entry.data)
+        if len(part) == APPENDED or size >= APPENDED_BYTES:
+            yield part
+            part, size = [], 0
+    yield part
 
 
 def _read(text: str | bytes, number: int) -> ExportLine:

@@ -207,6 +207,7 @@ class RedisStore:
     def _new_server(self) -> None:
         """Note that a server may have lost writes."""
         self._with_list.clear()
+        self._scan.leave_server()
         self._on_new_server()
 
     @property

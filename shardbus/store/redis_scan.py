@@ -37,6 +37,12 @@ class KeyScan:
         self._connect, self._shown = connect, shown
         self._timeout, self._one = timeout, one
         self._client: Any = None
+        self._is_former = False
+        """The client may be connected to a server that is the master no more."""
+
+    def leave_server(self) -> None:
+        """Let the next page connect anew: the store has another server."""
+        self._is_former = True
 
     async def page(self, pattern: str, cursor: str | None, limit: int) -> IdPage:
         """Return about `limit` keys after `cursor`, and the next cursor, None at the end.
@@ -61,6 +67,9 @@ class KeyScan:
                 await client.aclose()
 
     async def _page(self, pattern: str, cursor: str | None, limit: int) -> IdPage:
+        if self._is_former:
+            self._is_former = False
+            await self.close()
         if self._client is None:
             self._client = self._connect()
         nodes = await self._nodes()

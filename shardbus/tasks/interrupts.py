@@ -7,6 +7,10 @@ exception of a signal comes from a frame of the function that Python calls for t
 function of SIGINT that Python installs by itself has no frame; while it is installed, every
 KeyboardInterrupt of the main thread counts as an interrupt.
 
+A time limit, as of Celery or RQ, is such a function that raises an Exception. It ends no process,
+but it belongs to the caller whose code ran: where a value of the caller is encoded, it is no error
+of that value. `PyThreadState_SetAsyncExc`, as of Dramatiq, leaves no frame, and is not recognised.
+
 Source: the `signal` module of Python; `asyncio.Runner`, whose function raises at the second Ctrl-C.
 """
 
@@ -23,7 +27,24 @@ from shardbus.error_text import is_a, is_exception, traceback_in
 
 def is_interrupt(error: BaseException) -> bool:
     """True if a signal has raised the exception, so that it must end the process."""
-    if is_exception(error) or threading.current_thread() is not threading.main_thread():
+    return not is_exception(error) and _by_signal(error)
+
+
+def raise_interrupt(error: BaseException) -> None:
+    """Raise the exception once more if a signal has raised it to end the process."""
+    if is_interrupt(error):
+        raise error
+
+
+def raise_signalled(error: BaseException) -> None:
+    """Raise the exception once more if a signal has raised it, of whatever class: its caller gets
+    it instead of an error of the value that was encoded."""
+    if _by_signal(error):
+        raise error
+
+
+def _by_signal(error: BaseException) -> bool:
+    if threading.current_thread() is not threading.main_thread():
         return False
     installed = [signal.getsignal(number) for number in signal.valid_signals()]
     if is_a(error, KeyboardInterrupt) and signal.default_int_handler in installed:
@@ -35,12 +56,6 @@ def is_interrupt(error: BaseException) -> bool:
             return True
         place = place.tb_next
     return False
-
-
-def raise_interrupt(error: BaseException) -> None:
-    """Raise the exception once more if a signal has raised it."""
-    if not is_exception(error) and is_interrupt(error):
-        raise error
 
 
 def _code_of(function: Any) -> CodeType | None:

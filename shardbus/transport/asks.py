@@ -85,6 +85,13 @@ class Unsent(NamedTuple):
     trace: str = ""
 
 
+NEVER = 2**62
+"""A tick that does not come."""
+LOOKS_TICKS = 20
+"""Ticks between two looks at all asks, at most: a run that stays open gives its later asks the
+deadline of its first one."""
+
+
 class CoarseClock:
     """A coarse clock for deadlines, in ticks of `TICK_MS`. The owner of the sessions calls `move`.
 
@@ -125,10 +132,13 @@ class CoarseClock:
 class Asks:
     """The asks of one session that have no outcome yet."""
 
-    __slots__ = ("_clock", "corr", "entries")
+    __slots__ = ("_clock", "_earliest", "_given", "corr", "entries")
 
     def __init__(self, clock: CoarseClock) -> None:
         self._clock = clock
+        self._earliest = self._given = NEVER
+        """No ask expires before both: the least deadline at the last look at all asks, and the
+        least one that was given since."""
         self.corr = 0
         """Last correlation id."""
         self.entries: dict[int, PendingAsk | tuple[Any, Decode | None, int]] = {}
@@ -148,7 +158,10 @@ class Asks:
 
     def deadline(self, timeout_ms: int) -> int:
         """Return the tick at which an ask made now expires."""
-        return self._clock.after(timeout_ms)
+        tick = self._clock.after(timeout_ms)
+        if tick < self._given:
+            self._given = tick
+        return tick
 
     def take(self, corr: int) -> PendingAsk | None:
         """Remove an ask without an outcome and return its caller, who then gets the outcome from
@@ -181,9 +194,14 @@ class Asks:
     def expire(self, name: str) -> int:
         """Fail the asks whose deadline has passed. Returns their number."""
         now = self._clock.tick
+        if now < self._earliest and now < self._given:
+            return 0
         late = [corr for corr, entry in self.entries.items() if entry[2] <= now]
         for corr in late:
             refuse(self.entries.pop(corr), AskTimeout(f"no answer from {name} in time"))
+        left = min((entry[2] for entry in self.entries.values()), default=NEVER)
+        self._earliest = min(left, self._given, now + LOOKS_TICKS)
+        self._given = NEVER
         return len(late)
 
     def abandon(self, error: RequestError) -> None:

@@ -264,7 +264,11 @@ class LocalOutbox(SessionOutbox):
         ):
             future = direct.make_plain()
             chain = () if run is None else run.chain
-            self.ask(key, entity_id, payload, timeout_ms, future, decode, chain)
+            try:
+                self.ask(key, entity_id, payload, timeout_ms, future, decode, chain)
+            except BaseException:
+                future.cancel()  # no caller gets it, so none awaits it
+                raise
             if run is not None:
                 run.asked((key[0], entity_id), future)
             return future

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any
 
 from shardbus.error_text import class_name, is_a, plain
-from shardbus.tasks.interrupts import raise_interrupt
+from shardbus.tasks.interrupts import raise_signalled
 from shardbus.wire.misfit import Misfit
 from shardbus.wire.round_trip import names_of
 
@@ -40,7 +40,7 @@ def located(error: BaseException, root: object, names: tuple[str, ...] = ()) -> 
     try:
         return error.within(_place(error.value, root, names))
     except BaseException as e:  # a class of the application's may raise anything
-        raise_interrupt(e)
+        raise_signalled(e)
         return error
 
 

@@ -30,6 +30,7 @@ import msgspec
 
 from shardbus.error_text import TEXT_MAX, class_name, plain
 from shardbus.errors import ConfigError, Rejection, SchemaError, ShardBusError
+from shardbus.tasks.interrupts import raise_interrupt
 from shardbus.wire.batch import REJECTION_BYTES_MAX
 from shardbus.wire.misfit import Misfit, described
 from shardbus.wire.round_trip import check_same
@@ -75,6 +76,7 @@ def encode_rejection(error: Rejection) -> tuple[str, str, bytes]:
         if _has_fields(cls):
             payload = _form_of(cls).write(error)
     except BaseException as e:  # code of the class may raise anything
+        raise_interrupt(e)
         why = e.message if isinstance(e, ShardBusError) else described(e)
         raise SchemaError(f"rejection {class_name(cls)} cannot be sent: {why}") from None
     if len(payload) > REJECTION_BYTES_MAX or len(name) > NAME_MAX:
@@ -93,7 +95,8 @@ def decode_rejection(name: str, text: str, payload: bytes) -> Rejection:
     if cls is not None:
         try:
             return _read(cls, text, payload)
-        except BaseException:  # the fields do not fit, or the class's own checks raise anything
+        except BaseException as e:  # they do not fit, or the class's own checks raise anything
+            raise_interrupt(e)
             return plain_rejection(name, text, payload)
     return plain_rejection(name, text, payload)
 

@@ -28,7 +28,7 @@ import msgspec
 from shardbus.error_text import class_name, plain, shown
 from shardbus.errors import ConfigError, SchemaError
 from shardbus.sharding.instances import Instances
-from shardbus.tasks.interrupts import raise_interrupt
+from shardbus.tasks.interrupts import raise_interrupt, raise_signalled
 from shardbus.wire.batch import METHOD_MAX
 from shardbus.wire.generic_bases import Bindings, bound, variables_of
 from shardbus.wire.instances import ReadAll, reader_of_many
@@ -67,7 +67,7 @@ def encode_value(value: object) -> bytes:
         if len(payload) > NESTING_MAX:
             check_nesting(payload)
     except BaseException as e:  # a class of the application's may raise anything
-        raise_interrupt(e)
+        raise_signalled(e)
         raise SchemaError(f"cannot send this: {described(e)}") from None
     return payload
 
@@ -87,7 +87,7 @@ def encode_arguments(args: tuple[Any, ...]) -> bytes:
         if len(payload) > NESTING_MAX:
             check_nesting(payload, ARGUMENTS_NESTING_MAX)
     except BaseException as e:  # a class of the application's may raise anything
-        raise_interrupt(e)
+        raise_signalled(e)
         raise SchemaError(f"cannot send this: {described(e)}") from None
     return payload
 
@@ -216,8 +216,6 @@ def argument_packer(names: Sequence[str], shapes: Sequence[Shape], required: int
 def answer_encoder(shape: Shape) -> Pack:
     """Return the function that encodes a handler's result, or raises SchemaError."""
     pack, taken = packer(shape, pack_whole), taken_classes(shape.check)
-    if not taken:
-        return encoder("the answer", pack)
 
     def encode(value: Any) -> bytes:
         try:
@@ -241,7 +239,7 @@ def encoder(where: str, pack: Pack) -> Pack:
         try:
             return pack(value)
         except BaseException as e:  # a class of the application's may raise anything
-            raise_interrupt(e)
+            raise_signalled(e)
             raise _refusal(where, located(e, value)) from None
 
     return encode
@@ -387,7 +385,7 @@ class Method(msgspec.Struct, frozen=True):
                 packed = self.pack
                 return packed(args)
             except BaseException as e:  # encoding again names the argument
-                raise_interrupt(e)
+                raise_signalled(e)
                 return self._encode(args)
         return encode_arguments(args)
 
@@ -395,7 +393,7 @@ class Method(msgspec.Struct, frozen=True):
         try:
             return self.pack(args)
         except BaseException as e:  # a class of the application's may raise anything
-            raise_interrupt(e)
+            raise_signalled(e)
             names = tuple(parameter.name for parameter in self.parameters)
             raise _refusal(self.name, located(e, args, names)) from None
 

@@ -31,7 +31,7 @@ import msgspec
 from msgspec import inspect as m
 
 from shardbus.errors import ConfigError
-from shardbus.tasks.interrupts import raise_interrupt
+from shardbus.tasks.interrupts import raise_signalled
 from shardbus.wire.misfit import Misfit, described
 from shardbus.wire.plain_values import SCALARS, check_plain, check_plain_keys
 from shardbus.wire.round_trip import check_same
@@ -405,7 +405,7 @@ def _read_back(cls: Any, check: Check) -> Check:
         except Misfit:
             raise
         except BaseException as e:  # the class may raise anything
-            raise_interrupt(e)
+            raise_signalled(e)
             raise Misfit(f"cannot be read by {cls.__name__}: {described(e)}") from None
 
     return check_read_back

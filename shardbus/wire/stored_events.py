@@ -32,6 +32,7 @@ import msgspec
 
 from shardbus.error_text import callable_name, is_a, text_of, type_name
 from shardbus.errors import ConfigError, Rejection, SchemaError, StateUnreadable, Unhandled
+from shardbus.tasks.interrupts import raise_interrupt, raise_signalled
 from shardbus.wire.misfit import described
 from shardbus.wire.proofs import Proof, proof_of
 from shardbus.wire.round_trip import check_same
@@ -91,6 +92,7 @@ class EventForm:
                 read = self.decode(data)
                 check_same(event, read)
         except BaseException as error:  # a class of the application's may raise anything
+            raise_signalled(error)
             raise SchemaError(f"cannot store the event {self.name}: {described(error)}") from None
         return WrittenEvent(self.head + data, self, read)
 
@@ -208,6 +210,7 @@ class EventCodec:
                     event, form = self._upcast(name, version, bytes(raw))
                 fold(form, entity, event)
         except BaseException as error:
+            raise_interrupt(error)
             raise self._unreadable(entity_id, number, name, version, error) from error
         return number, deliveries
 
@@ -227,6 +230,7 @@ class EventCodec:
                 return form.decode(bytes(raw))
             return self._upcast(name, version, bytes(raw))[0]
         except BaseException as error:
+            raise_interrupt(error)
             raise self._unreadable(entity_id, number, name, version, error) from error
 
     def _unreadable(

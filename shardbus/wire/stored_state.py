@@ -38,6 +38,7 @@ from typing import Any
 from shardbus.error_text import type_name
 from shardbus.errors import ConfigError, RemoteProtocolError, SchemaError, StateUnreadable
 from shardbus.inflate import inflate
+from shardbus.tasks.interrupts import raise_interrupt, raise_signalled
 from shardbus.wire.misfit import Misfit, described, text_of
 from shardbus.wire.places import located
 from shardbus.wire.proofs import Proof, proof_of
@@ -126,6 +127,7 @@ class StateCodec:
                 data = self.pack(state)
                 check_same(state, self.decode(data))
         except BaseException as error:  # a class of the application's may raise anything
+            raise_signalled(error)
             raise self._unstorable(located(error, state)) from None
         return data if self.version == 1 else joined(self.version, data)
 
@@ -148,6 +150,7 @@ class StateCodec:
             state = self.decode(encode_value(value))
             data = encode_value(state)
         except BaseException as error:
+            raise_interrupt(error)
             raise ConfigError(f"the state of {self.entity_type}: {described(error)}") from None
         if unknown := _unknown(value, decode_value(data), "$"):
             raise ConfigError(f"the state of {self.entity_type} has no field {unknown}")
@@ -169,6 +172,7 @@ class StateCodec:
                 return self.decode(data)
             return self.decode(encode_value(self._migrated(version, decode_value(data))))
         except BaseException as error:
+            raise_interrupt(error)
             raise self.unreadable(entity_id, version, error) from error
 
     def _migrated(self, version: int, value: Any) -> Any:

@@ -27,7 +27,7 @@ from typing import Any
 
 import msgspec
 
-from shardbus.tasks.interrupts import raise_interrupt
+from shardbus.tasks.interrupts import raise_signalled
 from shardbus.wire.misfit import Misfit, described
 from shardbus.wire.places import Unsendable, located
 from shardbus.wire.round_trip import check_same
@@ -175,7 +175,7 @@ def from_wire(wanted: Any, value: object) -> object:
     try:
         return _model_of(wanted).read(wanted, value)
     except BaseException as e:  # a validator may raise anything
-        raise_interrupt(e)
+        raise_signalled(e)
         raise ValueError(described(e)) from None
 
 
@@ -209,7 +209,7 @@ def _packer(*ways: Callable[[Any], Any]) -> Pack:
             except Misfit as e:
                 misfit = Unsendable(value, f": {located(e, value)}")
             except BaseException as e:  # a class may raise anything when it is read
-                raise_interrupt(e)
+                raise_signalled(e)
                 misfit = Unsendable(value, f": {described(e)}")
             else:
                 return msgspec.Raw(payload)

@@ -531,6 +531,7 @@ async def test_a_former_master_that_still_takes_writes_is_left(
         store = open_store(url, cluster="shop", timeout=LONG_S)
         await store.start()
         await insist(lambda: store.load_state("counter", "7", "a", 1))
+        await store.page_keys("*", None, 10)  # type: ignore[attr-defined]
         met: list[str] = []
         on_new_server(store, lambda: met.append("another"))
         former.execute_command("ACL", "SETUSER", "default", "-replicaof", "-slaveof")
@@ -556,6 +557,8 @@ async def test_a_former_master_that_still_takes_writes_is_left(
         await until(written_to_the_present)
         assert former.info("replication")["role"] == "master"
         assert met
+        listed, _ = await store.page_keys("*:entity:e*", None, 1000)  # type: ignore[attr-defined]
+        assert len(listed) == len(present.keys("*:entity:e*"))
         await store.close()
 
 

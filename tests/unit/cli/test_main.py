@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -37,6 +38,21 @@ def test_a_node_imports_no_store_but_its_own():
     assert not {name.split(".")[0] for name in loaded} & {"redis", "asyncpg", "psycopg"}
     values = {f"shardbus.replication{name}" for name in ("", ".kinds", ".versions")}
     assert not [n for n in loaded if n.startswith("shardbus.replication") and n not in values]
+
+
+def test_letters_that_the_output_has_not_are_escaped():
+    program = (
+        "import sys; from shardbus_cli import main; sys.argv[1:] = ['version'];"
+        " main.run = lambda *a, **k: print('id-\\xfc\\u20ac') or 0; main.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        check=True,
+        capture_output=True,
+        timeout=60,
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+    )
+    assert done.stdout == b"id-\xfc\\u20ac\n"
 
 
 def test_the_help_of_all_commands_imports_no_parser(shell):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from types import SimpleNamespace
@@ -12,6 +14,7 @@ from unittest.mock import patch
 import pytest
 
 from shardbus.client import blocking
+from shardbus.client.asynchronous import AsyncClient
 from shardbus.client.blocking import BlockingTowards, Client
 from shardbus.errors import LocalProtocolError, NodeLost, UnknownEntityType
 from shardbus.wire.schema import Interface
@@ -271,3 +274,12 @@ def test_a_client_is_closed_although_its_thread_is_interrupted() -> None:
             client.close()
         assert not client._thread.is_alive()
         client.close()
+
+
+@pytest.mark.parametrize("make", [Client, AsyncClient])
+def test_a_client_is_its_own_copy_and_is_not_pickled(make: Any) -> None:
+    client = make("tcp://127.0.0.1:7355", cluster="shop")
+    assert copy.copy(client) is client
+    assert copy.deepcopy({"client": client})["client"] is client
+    with pytest.raises(TypeError, match=r"cannot be pickled: .* make one in each process"):
+        pickle.dumps(client)

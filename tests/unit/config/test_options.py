@@ -91,6 +91,21 @@ def test_lists_come_from_toml_and_from_one_variable():
     assert as_text.node.seeds == ("10.0.0.1:7355", "10.0.0.2:7355")
 
 
+@pytest.mark.parametrize("written", ['["w", "x"]', " ['w','x',] ", "w, x"])
+def test_a_list_of_toml_in_a_variable_is_a_list(written):
+    assert parse(DECLARED["node.roles"], written) == ("w", "x")
+    assert parse(DECLARED["node.roles"], "[]") == ()
+    assert parse(DECLARED["node.seeds"], "[::1]:7355,a:1")
+    for broken in ('["w"', '["w", 7]', '["w"] x'):
+        assert "not a list of words" in refusal(("--set", {"node": {"roles": broken}}))
+
+
+@pytest.mark.parametrize("value", [True, 1, None, "a\nb", "all"])
+def test_a_value_of_another_class_gets_the_choices_too(value):
+    with pytest.raises(ConfigError, match="must be one of off, shards, singleton, both"):
+        parse(DECLARED["sharding.use_lease"], value)
+
+
 def test_a_seed_is_an_address():
     assert "host:port" in refusal(("--seed", {"node": {"seeds": ["10.0.0.1"]}}))
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -563,3 +564,35 @@ async def test_entities_of_one_node_send_and_ask_each_other() -> None:
         ref = cluster.client().ref(Stored, "a")
         await ref.add.deliver(5)
         assert await ref.copy("b") == [5]
+
+
+async def test_a_shard_leaves_though_a_message_is_stored_while_it_stops() -> None:
+    """The append of a message ends after its entity has left memory, while another entity keeps the
+    shard: the entity that starts for it stops with the shard, too."""
+    async with TestCluster(bus, nodes=2) as cluster:
+        client = cluster.client()
+        slow, quick = two_of_one_shard()
+        await client.ref(Stored, slow).add.deliver(0)
+        await client.ref(Stored, quick).add.deliver(0)
+        home = cluster.where(Stored, slow)
+        assert home is not None
+        assert cluster.where(Stored, quick) is home
+        held.add(1)
+        await client.ref(Stored, slow).add.deliver(1)
+        cluster.store.slow(0.5)
+        await client.ref(Stored, quick).add.tell(1)
+        await cluster.advance(0.02)
+        leaving = cluster.spawn(cluster.leave(home))
+        await cluster.advance(10)
+        held.clear()
+        await cluster.advance(10)
+        assert leaving.done(), "its shards wait for no deadline"
+        assert await client.ref(Stored, quick).get() == [0, 1]
+        assert await client.ref(Stored, slow).get() == [0, 1]
+
+
+def two_of_one_shard() -> tuple[str, str]:
+    """Return the ids of two entities in one of six shards."""
+    first = "e0"
+    shard = crc32(first.encode()) % 6
+    return first, next(f"e{n}" for n in range(1, 100) if crc32(f"e{n}".encode()) % 6 == shard)

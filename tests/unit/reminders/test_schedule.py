@@ -129,6 +129,22 @@ def test_a_failed_entity_is_woken_again_after_pauses() -> None:
     assert shard.schedule.deadline() is None
 
 
+def test_a_save_does_not_end_the_pause_of_a_reminder_that_fails() -> None:
+    shard = started({"a": 100})
+    shard.tick(100)
+    shard.handle(Ended("a", False, raised=True))
+    for now in range(110, 300, 10):
+        shard.now = now
+        shard.save("a", 100)  # other reminders of the entity, which are due later
+    assert shard.woken == [(100, "a", 1)]
+    shard.tick(300)
+    assert shard.woken[1:] == [(300, "a", 2)]
+    shard.handle(Ended("a", False, raised=True))
+    shard.save("a", 310)  # this one was forgotten
+    shard.tick(310)
+    assert shard.woken[2:] == [(310, "a", 1)]
+
+
 def test_only_what_handlers_raise_counts_as_an_attempt() -> None:
     shard = started({"a": 100})
     for now, raised, attempt in ((100, False, 1), (40_000, True, 1), (80_000, False, 2)):

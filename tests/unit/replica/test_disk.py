@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -183,3 +184,10 @@ def test_a_disk_that_was_given_up_is_put_aside_with_the_reason(tmp_path: Path) -
     assert blank.read == []
     assert blank.disk.id != first.id
     blank.disk.close()
+
+
+def test_a_log_learns_the_room_of_its_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Opened(tmp_path)
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=7, f_frsize=4096))
+    first.disk.write(b"a")
+    assert first.disk.plan.room == 7 * 4096

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from shardbus.replication.log import (
     FRAME_BYTES,
     HEADER_BYTES,
+    ROOM_MARGIN,
     SEARCHES_MAX,
     SEGMENT_BYTES,
     LogPlan,
@@ -175,4 +176,23 @@ def test_a_compaction_removes_the_segments_before_it():
     assert sorted(plan.sizes) == [2, 3]
     assert not plan.wants_compaction, "its rows alone are nearly as many bytes"
     plan.wrote(1010)
+    assert plan.wants_compaction
+
+
+def test_rows_are_written_anew_while_the_disk_has_room_for_them() -> None:
+    """A disk that is full below the limit of its log could not be compacted any more."""
+    plan = LogPlan(limit=10**12)
+    plan.opened()
+    plan.wrote(10**7)
+    plan.room = 10**8
+    assert not plan.wants_compaction
+    plan.room = plan.bytes + ROOM_MARGIN - 1
+    assert plan.wants_compaction
+    plan.begin_compaction()
+    plan.wrote(8 * 10**6)
+    plan.compacted()
+    assert not plan.wants_compaction, "there is nothing to gain"
+    plan.wrote(2 * 10**6)
+    assert not plan.wants_compaction
+    plan.wrote(10**6)
     assert plan.wants_compaction

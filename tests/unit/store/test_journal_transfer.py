@@ -10,6 +10,7 @@ import pytest
 from shardbus.deliveries.numbers import DeliveryNumber, NumberKind
 from shardbus.deliveries.record import DeliveryRecord, decode_done, encode_done
 from shardbus.errors import ConfigError, Refused
+from shardbus.store import journal_transfer
 from shardbus.store.journal_protocol import Append
 from shardbus.store.journal_transfer import import_journal, journal_lines, shown_event
 from shardbus.store.memory import MemoryStore
@@ -60,6 +61,26 @@ async def test_events_come_with_the_deliveries_that_are_done_with_them() -> None
     assert page.entries == entries
     assert [stored_event(one).delivery for one in page.entries] == [*NOTES]
     assert decode_done(NOTES[1]).seq == 12
+
+
+@pytest.mark.parametrize(("count", "size"), [(1100, 10), (30, 300_000), (1, 10), (3, 5_000_000)])
+async def test_the_appends_of_an_import_are_bounded(
+    count: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    event = b"\x93" + encode_value("Told") + encode_value(1) + encode_value({"text": "x" * size})
+    lines = await lines_of(await started(*[event] * count))
+    copy, parts = await started(), []
+    append = copy.journals.append
+
+    async def appended(batch: list[Append]) -> Any:
+        parts.extend(one.entries for one in batch)
+        return await append(batch)
+
+    monkeypatch.setattr(copy.journals, "append", appended)
+    await import_journal(copy, copy.journals, lines)
+    assert [one for part in parts for one in part] == [event] * count
+    assert max(len(part) for part in parts) <= journal_transfer.APPENDED
+    assert all(sum(map(len, part[:-1])) < journal_transfer.APPENDED_BYTES for part in parts)
 
 
 async def test_the_record_of_a_snapshot_comes_with_it() -> None:

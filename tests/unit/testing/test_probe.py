@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from shardbus import Entity, ShardBus, StoreUnavailable, handler
-from shardbus.errors import EntityFailed
-from shardbus.testing import EntityProbe
+from shardbus.errors import EntityFailed, MessageTooLarge
+from shardbus.testing import EntityProbe, TestCluster
+from shardbus.wire.batch import PAYLOAD_BYTES_MAX
 from tests.unit.testing.shop import (
     Alarm,
     Counter,
@@ -211,3 +212,33 @@ async def test_an_ask_that_an_entity_forgets_to_await_warns_with_its_line(
     [warning] = warned
     line = Path(__file__).read_text().splitlines()[warning.lineno - 1]
     assert (warning.filename, line.strip()) == (__file__, "other.note()")
+
+
+async def test_an_ask_that_its_call_refuses_is_none_that_was_forgotten() -> None:
+    """The error keeps the frames of the call, and with them the answer, until the test ends."""
+    probes = ShardBus("probes")
+    errors: list[MessageTooLarge] = []
+
+    @probes.entity
+    class Sender(Entity):
+        @handler
+        def send(self, to: str) -> None:
+            try:
+                self.context.ref(Sender, to).take(b"x" * PAYLOAD_BYTES_MAX)
+            except MessageTooLarge as error:
+                errors.append(error)
+
+        @handler
+        def take(self, text: bytes) -> int:
+            return len(text)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        async with TestCluster(probes, nodes=2) as cluster:
+            client = cluster.client()
+            for n in range(8):  # to entities of both nodes
+                await client.ref(Sender, "a").send(f"e{n}")
+            with pytest.raises(MessageTooLarge):
+                client.ref(Sender, "a").take(b"x" * PAYLOAD_BYTES_MAX)
+            await cluster.advance(10)
+    assert len(errors) == 8

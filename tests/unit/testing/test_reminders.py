@@ -369,3 +369,39 @@ async def test_a_firing_under_way_ends_though_the_index_is_read_anew() -> None:
             reminding.claim_again()
         await cluster.advance(10)
         assert cluster.store.state(Sleeper, "a").fired >= 9
+
+
+async def test_a_busy_entity_does_not_use_up_the_attempts_of_a_reminder_that_fails() -> None:
+    """Each new reminder of an entity woke it, and its first one was tried again at once: ten times
+    within a second, and given up."""
+    bus = ShardBus("busy")
+    fails = [True]
+
+    @bus.entity
+    class Busy(Entity):
+        state: Count
+
+        @handler
+        async def add(self, n: int) -> None:
+            await self.context.remind(f"r{n}", handler="fire", after=0.1)
+            await self.save()
+
+        @handler
+        async def fire(self) -> None:
+            if fails:
+                raise ValueError("not yet")
+            self.state.fired += 1
+            await self.save()
+
+        @handler
+        def fired(self) -> int:
+            return self.state.fired
+
+    async with TestCluster(bus, nodes=1) as cluster:
+        busy = cluster.client().ref(Busy, "b")
+        for n in range(40):
+            await busy.add(n)
+            await cluster.advance(0.05)
+        fails.clear()
+        await cluster.advance(60)
+        assert await busy.fired() == 40

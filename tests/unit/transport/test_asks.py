@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from shardbus.errors import (
     StateUnreadable,
     Unhandled,
 )
-from shardbus.transport.asks import Asks, CoarseClock, fail_of, failure
+from shardbus.transport.asks import LOOKS_TICKS, Asks, CoarseClock, fail_of, failure
 from shardbus.wire.batch import Fail, ReplyRun
 from shardbus.wire.schema import decode_value, encode_value
 
@@ -276,3 +277,34 @@ async def test_a_failure_reaches_a_future_and_a_waiter(asks: Asks) -> None:
     with pytest.raises(Unhandled, match="no"):
         waits.result()
     assert waiter.outcomes == [Unhandled]
+
+
+def test_asks_are_looked_at_only_when_one_may_expire(asks: Asks, clock: CoarseClock) -> None:
+    """100,000 pending asks would cost a tenth of a core if each tick looked at them."""
+
+    class Counted(dict[int, Any]):
+        looks = 0
+
+        def items(self) -> Any:
+            self.looks += 1
+            return super().items()
+
+    entries = asks.entries = Counted()
+    waiter, late = Waiter(), Waiter()
+    asks.expect(waiter, None, 60_000)
+    for _ in range(100):
+        later(clock, CoarseClock.TICK_MS)
+        assert asks.expire("n1") == 0
+    assert entries.looks <= 100 / LOOKS_TICKS + 1
+    asks.expect(late, None, 100)
+    later(clock, 300)
+    assert asks.expire("n1") == 1
+    assert (waiter.outcomes, late.outcomes) == ([], [AskTimeout])
+    deadline = asks.deadline(100)
+    later(clock, 300)
+    assert asks.expire("n1") == 0
+    asks.entries[99] = (late, None, deadline)
+    later(clock, 1000)
+    assert asks.expire("n1") == 1, "its run was open for longer than its deadline"
+    later(clock, 60_000)
+    assert asks.expire("n1") == 1
