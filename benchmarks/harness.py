@@ -23,6 +23,8 @@ the ratio is taken pair by pair, because shared machines drift.
     python -m benchmarks.saves         asks that save, beside a bare client of the store
     python -m benchmarks.replicas      saves in the replicas of cluster://, beside Redis and etcd
     python -m benchmarks.deliveries    deliveries beside asks of the same handlers
+    python -m benchmarks.durable       durable asks beside DBOS and Restate
+    python -m benchmarks.projections   a projection, beside bare reads of the journals
     python -m benchmarks.queues        queues of work, and their items in a saved state
     python -m benchmarks.loads         first asks of stored entities, beside bare reads
     python -m benchmarks.listing       1,000,000 stored ids, listed by a client

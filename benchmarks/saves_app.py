@@ -36,6 +36,14 @@ class Cart(Entity):
         return self.state.changes
 
     @handler
+    async def add(self, amount: int) -> int:
+        """Save the sum of the amounts, and return it."""
+        self.state.changes += amount
+        await self.save()
+        meter.hit()
+        return self.state.changes
+
+    @handler
     def size(self, content: bytes) -> int:
         """Return the size of the content that was stored."""
         return len(self.state.content)

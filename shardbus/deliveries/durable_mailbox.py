@@ -561,8 +561,9 @@ class DurableMailbox:
 
     def deadline(self) -> float | None:
         """Return when to call `tick`; None for never."""
-        times = [at for at in (self.resumes_at, self.appends_at) if at is not None]
-        return min(times, default=None)
+        if self.resumes_at is None or self.appends_at is None:
+            return self.appends_at if self.resumes_at is None else self.resumes_at
+        return min(self.resumes_at, self.appends_at)
 
     def tick(self, now: float) -> list[Effect]:
         """End pauses."""
@@ -642,7 +643,7 @@ class DurableMailbox:
         elif not self._is_known:
             self.step = StoreStep.OPEN
             effects.append(OpenJournal(self.last))
-        elif any(mail.stored is not None for mail in self.arrived):
+        elif self.arrived and any(mail.stored is not None for mail in self.arrived):
             self._append(effects)
         else:
             self.queue.extend(self.arrived)

@@ -218,8 +218,8 @@ class EntityDeliveries:
         without arguments, as in a tell."""
         invokers = self._kind.invokers
 
-        def read(payload: bytes) -> tuple[Invoker, Message]:
-            number = read_number(payload)
+        def read(payload: bytes | DeliveryNumber) -> tuple[Invoker, Message]:
+            number = payload if isinstance(payload, DeliveryNumber) else read_number(payload)
             named = invokers.get(str(decode_value(number.arguments)))
             if named is None or named.name == START:
                 raise SchemaError(f"{self._kind.name} has no receive, and no such handler")
@@ -572,13 +572,14 @@ def _as_it_is(answer: bytes) -> bytes:
     return answer
 
 
-def _reader(invoker: Invoker) -> Callable[[bytes], Message]:
-    """Return a function that decodes a delivery and the arguments of its handler. It may raise
-    anything."""
+def _reader(invoker: Invoker) -> Callable[[Any], Message]:
+    """Return a function that decodes a delivery and the arguments of its handler. It takes a
+    delivery that a mailbox has decoded, too. It may raise anything."""
     one, single, decoders = invoker.one, invoker.single, invoker.decoders
 
-    def read(payload: bytes) -> Message:
-        number = read_number(payload)
+    def read(payload: Any) -> Message:
+        number: DeliveryNumber | KeyedAsk
+        number = payload if payload.__class__ is DeliveryNumber else read_number(payload)
         if isinstance(number, DeliveryNumber) and number.kind == _SKIP:
             return number, ()
         body = number.arguments

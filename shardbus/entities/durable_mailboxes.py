@@ -32,8 +32,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
-from math import floor
-from typing import Any
+from typing import Any, cast
 from zlib import crc32
 
 import msgspec
@@ -105,6 +104,7 @@ from shardbus.wire.batch import Chain
 
 log = GuardedLog("shardbus.entity")
 
+_NONE: dict[int, Any] = {}
 JOURNAL = "$mailbox/"
 """Before the name of a type: the kind of its journals."""
 LIST = "!mailbox"
@@ -170,6 +170,7 @@ class EntityMailbox:
         "closed",
         "counted",
         "hosted",
+        "journal",
         "key",
         "listed",
         "machine",
@@ -180,6 +181,8 @@ class EntityMailbox:
 
     def __init__(self, key: str, hosted: Shard, machine: DurableMailbox) -> None:
         self.key, self.hosted, self.machine = key, hosted, machine
+        self.journal = f"{hosted.shard}/{key}"
+        """The name of its journal."""
         self.listed: asyncio.Future[None] | None = None
         """Done once the store lists the entity; None: it was not asked to."""
         self.taker: Activation | None = None
@@ -192,11 +195,6 @@ class EntityMailbox:
         self.counted = 0
         """The bytes of its messages that are counted."""
         self.closed = False
-
-    @property
-    def journal(self) -> str:
-        """Return the name of its journal."""
-        return f"{self.hosted.shard}/{self.key}"
 
 
 class MailboxRoom:
@@ -276,6 +274,8 @@ class DurableMailboxes:
         self._trims = asyncio.Semaphore(AT_ONCE)
         self._tasks = TaskSet()
         self._runs: RunHandler | None = None
+        self._outcomes: list[tuple[EntityMailbox, Mail, int, HandOutcome, str]] = []
+        """Outcomes of messages, which the next callback reports."""
         self.lists = RememberedEntities(
             host.name + LIST,
             store,
@@ -285,7 +285,7 @@ class DurableMailboxes:
             start=self._on_listed,
             again=self._recover,
             settled=host.maybe_down,
-            start_elsewhere=self._no_start,
+            start_elsewhere=no_start,
         )
 
     # ---- arrivals
@@ -337,7 +337,7 @@ class DurableMailboxes:
             return
         name = message.invoker.name
         method = name if name.startswith(MARK) else MARK + name
-        at = floor(self._host.wall_clock() * 1000)
+        at = int(self._host.wall_clock() * 1000)
         stored = StoredMail(at, method, first_of_line(number), message.invoker.trace)
         data = write_mail(stored)
         if asked and not self._accepts(box, number, message, len(data)):
@@ -404,30 +404,34 @@ class DurableMailboxes:
                     mail.messages.clear()
                 case _ if box.closed:
                     pass
-                case OpenJournal():
-                    self._spawn(self._open(box, effect))
-                case AppendMail():
-                    self._append(box, effect)
-                case TrimJournal():
-                    self._spawn(self._trim(box, effect))
                 case Hand(mail=mail):
                     self._hand(box, mail)
+                case AppendMail():
+                    self._append(box, effect)
+                case OpenJournal():
+                    self._spawn(self._open(box, effect))
+                case TrimJournal():
+                    self._spawn(self._trim(box, effect))
                 case PassBy(mail=mail):
                     self._pass_on(box, mail)
                 case GiveUp():
                     self._give_up(box, effect)
                 case Quiet():
                     self._quiet(box)
-        self._arm(box)
+        if box.timer is not None or box.machine.deadline() is not None:
+            self._arm(box)
 
     def _confirm(self, mail: Mail) -> None:
-        self.counts.stored += bool(mail.messages)
-        self.counts.recovered += not mail.messages
-        self._host.counts.begun += len(mail.messages)
-        for message in mail.messages:
+        messages = mail.messages
+        if not messages:
+            self.counts.recovered += 1
+            return
+        self.counts.stored += 1
+        self._host.counts.begun += len(messages)
+        for message in messages:
             if message.session is not None:
                 message.session.outbox.reply(message.corr, APPLIED)
-        mail.messages.clear()
+        messages.clear()
 
     def _pass_on(self, box: EntityMailbox, mail: Mail) -> None:
         host = self._host
@@ -498,18 +502,27 @@ class DurableMailboxes:
         if mail.stored.trace:
             marked = host.traced(marked, mail.stored.trace, asked=False)
         handling = HandledMail(self, box, mail, mail.stored, marked)
-        invoker = Invoker(marked.name.removeprefix(MARK), handling, True, {}, one=_no_arguments)
+        invoker = Invoker(marked.name.removeprefix(MARK), handling, True, _NONE, _no_arguments)
         arguments = mail.stored.number.arguments
         host.stopper.receive_own(activation, Message(invoker, arguments, None, Origin.OWN, 0))
+        if handling.begun:
+            return
         waits = any(message.invoker is invoker for message in reversed(activation.mailbox or ()))
-        if not (handling.begun or waits):  # the entity has ended, or its mailbox is full
+        if not waits:  # the entity has ended, or its mailbox is full
             self._ends_later(box, mail, HandOutcome.NOT_READY, "it took no message")
 
     def _ends_later(
         self, box: EntityMailbox, mail: Mail, outcome: HandOutcome, error: str = ""
     ) -> None:
-        """Report an outcome in a callback of its own: the entity may be at work yet."""
-        self._host.loop.call_soon(self._ended, box, mail, box.turn, outcome, error)
+        """Report an outcome in a later callback, with others: the entity may be at work yet."""
+        if not self._outcomes:
+            self._host.loop.call_soon(self._report_outcomes)
+        self._outcomes.append((box, mail, box.turn, outcome, error))
+
+    def _report_outcomes(self) -> None:
+        outcomes, self._outcomes = self._outcomes, []
+        for ended in outcomes:
+            self._ended(*ended)
 
     def _ended(
         self, box: EntityMailbox, mail: Mail, turn: int, outcome: HandOutcome, error: str
@@ -581,7 +594,7 @@ class DurableMailboxes:
         host, machine = self._host, box.machine
         try:
             if listing is not None:
-                await self._until_listed(box, listing)
+                await until_listed(host.name, box.key, listing)
             await answer
             if host.gate.close_if_due():
                 await host.gate.passed()
@@ -604,20 +617,6 @@ class DurableMailboxes:
             box.listed = self._host.loop.create_future()
             self.lists.add(box.hosted, box)
         return box.listed
-
-    async def _until_listed(self, box: EntityMailbox, listing: asyncio.Future[None]) -> None:
-        """Wait until the store lists an entity.
-
-        Raises:
-            StoreUnavailable: it is not listed in time. Its messages may be stored.
-        """
-        try:
-            async with asyncio.timeout(LISTED_WITHIN_S):
-                await asyncio.shield(listing)
-        except TimeoutError:
-            text = f"{self._host.name} {box.key!r} is not listed for its mailbox"
-            hint = "see why the store does not answer"
-            raise StoreUnavailable(text, hint=hint) from None
 
     def _on_listed(self, box: EntityMailbox) -> None:
         if box.listed is not None and not box.listed.done():
@@ -666,7 +665,7 @@ class DurableMailboxes:
 
     async def _take_over(self, hosted: Shard, key: str) -> None:
         try:
-            if self._belongs(hosted, key):
+            if belongs(self._shard_of, hosted, key):
                 box = self._box_of(hosted, key, makes=True)
                 if box is not None and box.machine.is_empty:
                     self._act(box, box.machine.doubt())
@@ -675,12 +674,6 @@ class DurableMailboxes:
         finally:
             self._opening -= 1
             self._host.loop.call_soon(self._recover_some)
-
-    def _belongs(self, hosted: Shard, key: str) -> bool:
-        try:
-            return self._shard_of(key) == hosted.shard
-        except ConfigError:
-            return True  # it is nowhere else
 
     async def _relocate(self, hosted: Shard, key: str) -> None:
         """Send the messages of an entity that belongs to another shard to it, and remove them."""
@@ -703,10 +696,6 @@ class DurableMailboxes:
             host.loop.call_later(AGAIN_S, self._recover, hosted, key)
         else:
             self.lists.forget(hosted, key)
-
-    @staticmethod
-    async def _no_start(entity_id: str) -> None:
-        """Start nothing: the messages of an entity in another shard start it."""
 
     # ---- shards
 
@@ -844,6 +833,33 @@ class DurableMailboxes:
         self._act(box, box.machine.retry())
 
 
+async def until_listed(name: str, key: str, listing: asyncio.Future[None]) -> None:
+    """Wait until the store lists an entity.
+
+    Raises:
+        StoreUnavailable: it is not listed in time. Its messages may be stored.
+    """
+    try:
+        async with asyncio.timeout(LISTED_WITHIN_S):
+            await asyncio.shield(listing)
+    except TimeoutError:
+        text = f"{name} {key!r} is not listed for its mailbox"
+        hint = "see why the store does not answer"
+        raise StoreUnavailable(text, hint=hint) from None
+
+
+def belongs(shard_of: Callable[[str], str], hosted: Shard, key: str) -> bool:
+    """True if an entity belongs to this shard."""
+    try:
+        return shard_of(key) == hosted.shard
+    except ConfigError:
+        return True  # it is nowhere else
+
+
+async def no_start(entity_id: str) -> None:
+    """Start nothing: the messages of an entity in another shard start it."""
+
+
 def mailboxes_of(host: Any, *services: Any) -> DurableMailboxes | None:
     """Return the durable mailboxes of a host, for the services as `DurableMailboxes` takes them;
     None if its type has none."""
@@ -874,29 +890,26 @@ class HandledMail:
             Exception: as its handler does, after the outcome is on its way.
         """
         self.begun = True
+        number, marked = self._stored.number, self.marked
+        if self._mail.skips:
+            number = with_kind(number, NumberKind.SKIP)
         outcome, error = HandOutcome.NOT_READY, "it was interrupted"
         try:
-            outcome, error = await self._handle(entity)
+            try:
+                decoded = cast("Any", marked.one)(number)
+            except Exception as unreadable:
+                outcome, error = HandOutcome.REFUSED, described(unreadable)
+                return
+            value = marked.function(entity, decoded)
+            if marked.is_async:
+                value = await value
+            outcome, error = (HandOutcome.REPEATED if value == REPEATED else HandOutcome.DONE), ""
         except BaseException as raised:
             outcome, error = outcome_of(raised), described(raised)
             if outcome is not HandOutcome.REFUSED:
                 raise
         finally:
             self._mailboxes._ends_later(self._box, self._mail, outcome, error)
-
-    async def _handle(self, entity: Any) -> tuple[HandOutcome, str]:
-        number, marked = self._stored.number, self.marked
-        if self._mail.skips:
-            number = with_kind(number, NumberKind.SKIP)
-        assert marked.one is not None
-        try:
-            decoded = marked.one(encode_number(number))
-        except Exception as error:
-            return HandOutcome.REFUSED, described(error)
-        value = marked.function(entity, decoded)
-        if marked.is_async:
-            value = await value
-        return (HandOutcome.REPEATED if value == REPEATED else HandOutcome.DONE), ""
 
 
 def outcome_of(error: BaseException) -> HandOutcome:
@@ -912,6 +925,8 @@ def outcome_of(error: BaseException) -> HandOutcome:
 
 def first_of_line(number: DeliveryNumber) -> DeliveryNumber:
     """Return a delivery as one without an unconfirmed predecessor: the mailbox has it."""
+    if not number.before:
+        return number
     kind, producer, era, seq, _, arguments = msgspec.structs.astuple(number)
     return DeliveryNumber(kind, producer, era, seq, 0, arguments)
 

@@ -265,7 +265,7 @@ class Joiner:
             join = msg.Join(self.greeting, self.me, self._cookie)
             return JoinProgress((SendControl(self.target, join),))
         if self.phase is JoinPhase.TRYING:
-            return JoinProgress((*self.trials.ask(now), *self._ask_beyond()))
+            return JoinProgress((*self.trials.ask(now), *self._ask_beyond(now)))
         contacts = self.contacts
         step = self._found() if self.first and not contacts.addresses else JoinStep.NONE
         turn = contacts.next_turn(now) if self.discovers else contacts.addresses
@@ -372,7 +372,7 @@ class Joiner:
             return JoinProgress()
         if sender == self.target:
             self._phase_at = now
-            effects += self._ask_beyond()
+            effects += self._ask_beyond(now)
         return self._after_evidence(now, effects)
 
     def on_published(
@@ -402,9 +402,9 @@ class Joiner:
             for one in sorted(self.contacts.addresses, key=nacked.__contains__)
         )
 
-    def _ask_beyond(self) -> list[Effect]:
+    def _ask_beyond(self, now: float) -> list[Effect]:
         """Contact members that the target has named, to be tried by them, too."""
-        asked = self.trials.beyond()
+        asked = self.trials.beyond(now)
         self._beyond.update(dict.fromkeys(asked))
         return [SendControl(one, msg.InitJoin(self.greeting)) for one in asked]
 

@@ -106,6 +106,10 @@ class _Examiner(msgspec.Struct):
         works = result is not None and not result.messages and not result.gossip
         return works and min(self.result_at, self.reply_at) > recent
 
+    def is_silent(self, now: float) -> bool:
+        """True if it has not answered lately: another process may be at its address."""
+        return max(self.since, self.result_at) <= now - HEARD_S
+
     def broken(self, me: Member, now: float) -> list[BrokenLink]:
         """Return the ways that do not work."""
         result, since = self.result, self.since
@@ -143,13 +147,18 @@ class Trials:
         if known is not None:
             known.cookie = cookie
             return []
-        if len(self._examiners) >= EXAMINERS_MAX:
+        there = [e.node for e in self._examiners.values() if e.at == at]
+        former = [ended for ended in there if ended != self.target]
+        if len(self._examiners) - len(former) >= EXAMINERS_MAX:
             return []
+        for ended in former:  # this process has taken its address over
+            del self._examiners[ended]
+            self._tried.discard(ended)
         examiner = self._examiners[node] = _Examiner(node, at, gossip, cookie, now)
         self.target = self.target or node
         self._tried.add(node)
-        there = Member(node, gossip.port, gossip_host=gossip.host)
-        return [Subscribe(there), self._ask(examiner)]
+        member = Member(node, gossip.port, gossip_host=gossip.host)
+        return [*map(Unsubscribe, former), Subscribe(member), self._ask(examiner)]
 
     def add_old(self, at: Address) -> None:
         """A member of a build without trials is at this address."""
@@ -162,11 +171,12 @@ class Trials:
             asked += [self._ask(examiner), self._beat(examiner.node, now)]
         return asked
 
-    def beyond(self) -> list[Address]:
-        """Return the places of other members that the target reports and this node does not
-        have."""
-        known = {e.at for e in self._examiners.values()} | {n.address for n in self._examiners}
-        if len(self._examiners) >= EXAMINERS_MAX:
+    def beyond(self, now: float) -> list[Address]:
+        """Return the places of other members that the target reports and this node does not have,
+        or that have not answered lately."""
+        heard = [e for e in self._examiners.values() if not e.is_silent(now)]
+        known = {e.at for e in heard} | {e.node.address for e in heard}
+        if len(heard) >= EXAMINERS_MAX:
             return []
         return [one for one in self._others() if one not in known and one not in self._old]
 
@@ -205,7 +215,8 @@ class Trials:
             BrokenLink(
                 one, "messages", "a member of the cluster there does not answer", None, since
             )
-            for one in self.beyond()
+            for one in self.beyond(now)
+            if all(one != e.at for e in self._examiners.values())
         ]
         return links
 

@@ -80,6 +80,8 @@ LANES = 32
 """Lanes of loads and saves in a cluster."""
 CHUNK_KEYS = 1000
 """Keys of entities in one step of a repair."""
+BATCHES_MAX = 2 * QUICK_WRITERS
+"""Batches of saves, and of appends to journals, in flight at once. Each has a link of its own."""
 READ_KEYS = 100
 """Entities whose states are read in one step."""
 
@@ -115,10 +117,11 @@ class RedisStore:
         self.begin_saves: BeginSaves | None = None
         """For one server, whose batches nothing follows."""
         self._links: Sequence[RedisLink | ClusterLink]
-        """The second and the third only for loads and saves, while those before are busy."""
+        """All but the first only for loads, saves and appends, while those before are busy. A link
+        connects with its first use."""
         if one:
             self._links = [
-                RedisLink(connect, self._session, timeout=timeout) for _ in range(QUICK_WRITERS)
+                RedisLink(connect, self._session, timeout=timeout) for _ in range(BATCHES_MAX)
             ]
         else:
             connect_to = connect_to or parsed.node_connector(timeout)

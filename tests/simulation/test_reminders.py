@@ -58,6 +58,12 @@ def test_a_shard_that_the_other_side_of_a_split_had_restarts_under_a_new_fence(
     assert "was not called" in run(3622, **split)[1]
 
 
+@pytest.mark.long
+def test_a_node_joins_though_a_member_that_tried_it_was_replaced() -> None:
+    """It asked the former process at that address for ever, and no other one."""
+    assert run(50328, seconds=10.0)[1] == ""
+
+
 def test_a_run_is_a_function_of_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the runs before it in the process nor the clocks of the machine count."""
     alone, _ = run(43, seconds=5.0, store="failing")

@@ -21,6 +21,7 @@ from shardbus.membership.trials import (
     WHY,
     BrokenLink,
     Examinations,
+    Trials,
     beyond,
 )
 from tests.unit.membership.membership_net import Net
@@ -177,3 +178,26 @@ def test_a_trial_leaves_no_trace() -> None:
 
 def test_a_state_is_empty_before_a_member() -> None:
     assert beyond(Gossip(), A, NEW) == ()
+
+
+def test_a_process_that_has_taken_the_address_of_an_examiner_over_tries_the_node() -> None:
+    """Else the node asks the former process for ever, and never joins."""
+    tried = set[NodeId]()
+    trials = Trials(NEWCOMER, tried)
+    trials.add(A, A.address, Address("a", 7356), 1, 0.0)
+    trials.on_result(A, TrialResult("", "", (B.address,)), 1.0)
+    assert trials.beyond(1.0) == [B.address]
+    trials.add(B, B.address, Address("b", 7356), 2, 1.0)
+    trials.on_result(B, TrialResult("", "", (A.address,)), 2.0)
+    assert trials.beyond(2.0) == []
+    trials.on_result(A, TrialResult("", "", (B.address,)), 9.0)
+    assert trials.beyond(2.0 + HEARD_S) == [B.address]  # B has ended
+    again = NodeId(B.host, B.port, B.uid + 1)
+    effects = trials.add(again, B.address, Address("b", 7356), 3, 9.0)
+    assert Unsubscribe(B) in effects
+    assert tried == {A, again}
+    assert trials.beyond(9.0) == []
+    trials.on_result(again, TrialResult("", "", (A.address,)), 9.5)
+    for node in (A, again):
+        trials.on_reply(node, 9.5)
+    assert trials.passed(9.5)

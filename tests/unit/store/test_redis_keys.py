@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
+import pytest
+
 from shardbus.ids import shard_of
 from shardbus.store.redis_keys import RedisKeys, slot_of
 from shardbus.testing.store_suite import NASTY_IDS
@@ -46,3 +50,10 @@ def test_the_key_of_an_entity_says_whose_it_is() -> None:
         assert KEYS.parse(other) is None
     assert KEYS.old_list_type("shardbus:shop:{a%2Fb}:shards") == "a/b"
     assert KEYS.old_list_type("shardbus:shop:{a/b}:shards") is None
+
+
+@pytest.mark.parametrize("name", ["12/entity-5", "a/b/c", "/", "a b/c", "ä/1", "{x}/y:z", "%2F/1"])
+def test_the_name_of_a_journal_is_percent_encoded(name: str) -> None:
+    key = KEYS.journal("$mailbox/cart", "12", name)
+    assert key == f"shardbus:shop:{{%24mailbox%2Fcart/12}}:journal:{quote(name, safe='')}"
+    assert KEYS.parse_journal(key) == ("$mailbox/cart", "12", name)
