@@ -7,6 +7,7 @@ lines, which takes longer to start than they do. All else is in `commands`.
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from io import TextIOWrapper
 
 TYPE_CHECKING = False
@@ -30,7 +31,8 @@ def main() -> None:
     if debug:
         arguments.remove("--debug")
     if isinstance(sys.stdout, TextIOWrapper):  # ids may have letters that its encoding has not
-        sys.stdout.reconfigure(errors="backslashreplace")
+        with suppress(OSError):  # the descriptor was a file, and is a pipe by now
+            sys.stdout.reconfigure(errors="backslashreplace")
     if command := _command_of(arguments):
         from shardbus_cli.process_end import ProcessEnd
 
