@@ -413,8 +413,10 @@ def _has_type_of(row: Mapping[str, Any], key: str) -> bool:
 
 
 def _store(picture: Picture) -> Iterator[Finding]:
-    urls = Counter(row["store"] for row in picture.answers.values() if row.get("store"))
-    if len(urls) > 1:
+    rows = [row for row in picture.answers.values() if row.get("store")]
+    urls = Counter(row["store"] for row in rows)
+    identities = {row.get("store_identity", "") for row in rows}
+    if len(urls) > 1 and (len(identities) > 1 or "" in identities):  # one store has many names
         yield Finding("store-differs", STORE, "url", f"is not one: {', '.join(sorted(urls))}")
     hosts = {node.rpartition(":")[0] for node in picture.answers}
     for url in urls:

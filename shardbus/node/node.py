@@ -215,9 +215,9 @@ class Node:
             warn_of_levels(self.store, self.settings.data)
 
     @property
-    def started(self) -> bool:
-        """True once the store has answered: there is something to close."""
-        return self._upkeep.identity is not None
+    def store_identity(self) -> str | None:
+        """The identity of the store; None until it has answered: there is nothing to close."""
+        return self._upkeep.identity
 
     def _make_endpoint(self, uid: int) -> Endpoint:
         endpoint = Endpoint(

@@ -129,11 +129,11 @@ class ServedNode:
     async def close(self) -> None:
         """Close everything that `start` has opened, at whatever point it ended."""
         node = self.node
-        if node.started:
+        if node.store_identity is not None:
             await node.subscriptions.end(CALLBACKS_S)
         self.bus.attach(None)
         await self.server.stop()
-        if node.started:
+        if node.store_identity is not None:
             with contextlib.suppress(TimeoutError, ShardBusError):
                 async with asyncio.timeout(REMOVE_S):
                     await node_registry.remove(node.store, [node.me.address])

@@ -144,6 +144,7 @@ def answer_checkup(admin: Administration) -> dict[str, Any]:
         "suspended": node.gate.describe(),
         "rival": node.membership.requests.rival,
         "store": mask_url(url),
+        "store_identity": node.store_identity or "",
         "store_silent_ago": node.states.silent_ago,
         "store_silent_because": node.states.silent_because,
         "store_problems": list(problems_of(node.store)),

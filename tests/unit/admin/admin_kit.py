@@ -145,6 +145,7 @@ class FakeNode:
         self.gate = SimpleNamespace(describe=lambda: self.suspended)
         self.suspended = ""
         self.rejoining = ""
+        self.store_identity = "d3b0"
         self.phases: Any = SimpleNamespace(current="", begin=lambda: self.posted.append("leave"))
         self.joined: list[tuple[str, ...]] = []
         self.membership: Any = SimpleNamespace(

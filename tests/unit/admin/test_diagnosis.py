@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +150,11 @@ def zones(p: Picture, nodes: str, replicas: dict[str, str]) -> None:
     update(member(p, 1), replica_zones=replicas)
 
 
+def stores(p: Picture, urls: Sequence[str], identities: Sequence[str]) -> None:
+    for row, url, identity in zip(p.answers.values(), urls, identities, strict=True):
+        update(row, store=url, store_identity=identity)
+
+
 def head(p: Picture) -> Any:
     return p.checkup["store"]["tables"]["page"]
 
@@ -253,6 +258,15 @@ FAULTS: list[tuple[Fault, list[tuple[str, str, str]]]] = [
     (lambda p: zones(p, "abc", {"x:1": "a", "x:2": "b"}), []),
     (lambda p: zones(p, "aab", {"x:1": "a", "x:2": "b", "x:3": "a"}), []),
     (lambda p: update(member(p, 1), store="redis://b"), [("store-differs", "store", "url")]),
+    (lambda p: stores(p, ["redis://a", "redis://b", "redis://a"], "aaa"), []),
+    (
+        lambda p: stores(p, ["redis://a", "redis://b", "redis://a"], "aba"),
+        [("store-differs", "store", "url")],
+    ),
+    (
+        lambda p: stores(p, ["redis://a", "redis://b", "redis://a"], ["a", "a", ""]),
+        [("store-differs", "store", "url")],
+    ),
     (on_machines, [("store-not-shared", "store", "sqlite:///bus.db")]),
     (
         lambda p: update(p.checkup["store"], answers=False, error="late", tables={}),
