@@ -17,8 +17,11 @@ Otherwise the outbox takes nothing any more.
 Messages that are sent while an append is under way go together in the next one. An append without
 an answer is sent again, to any node, under the same operation id.
 
-Bounds: `WAITING_MAX` messages wait to be appended; then `send` waits. Deliveries have the windows
-of `deliveries.producer`.
+A type that no member has, as while all nodes of its application restart, is no reason to give a
+message up: its messages wait, in order, and those for other types pass them.
+
+Bounds: `WAITING_MAX` messages wait to be appended, and as many for types that no member has; then
+`send` waits. Deliveries have the windows of `deliveries.producer`.
 
 Source: docs/how-to/deliver.md; B.106.
 """
@@ -49,6 +52,7 @@ from shardbus.errors import (
     RequestError,
     ShardBusError,
     StoreUnavailable,
+    UnknownEntityType,
 )
 from shardbus.guarded_log import GuardedLog
 from shardbus.routing.delivering import DeliveryCounts, DeliverySender, outcome_of
@@ -73,6 +77,8 @@ WAITING_MAX = 1000
 APPEND_BYTES = 2**20
 """Bytes after which an append takes no more messages."""
 NOT_AS_STORED = "is not as stored: the store has lost entries, or it was open elsewhere"
+ABSENT_S = 5.0
+"""Between two looks for a type that no member has, at most."""
 CLOSE_S = 30.0
 """Seconds for which an outbox that closes waits for confirmations."""
 
@@ -112,6 +118,8 @@ class ClientOutbox(OfOneProcess):
         """Messages of the append that is under way."""
         self._pending: dict[int, None] = {}
         """Numbers of entries that are not confirmed, in order."""
+        self._absent: dict[str, deque[tuple[int, OutboxMessage]]] = {}
+        """Entries for types that no member has now, by type."""
         self._work = asyncio.Event()
         self._room = asyncio.Event()
         self._sender: DeliverySender
@@ -312,8 +320,9 @@ class ClientOutbox(OfOneProcess):
     # ---- work
 
     async def _deliver(self, number: int, entry: OutboxMessage) -> None:
-        """Deliver an entry under its number. It is given up only for an error that would end a
-        delivery; after any other it stays in the store.
+        """Deliver an entry under its number, or let it wait behind others for a type that no member
+        has now. It is given up only for an error that would end a delivery; after any other it
+        stays in the store.
 
         Raises:
             RequestError: no node has described its type in time. ConfigError: this process needs
@@ -321,14 +330,21 @@ class ClientOutbox(OfOneProcess):
         """
         loop = asyncio.get_running_loop()
         self._pending[number] = None
-        while self._sender.producer.is_full and not self._lost:
+        while self._is_full and not self._lost:
             await asyncio.sleep(TRIM_S)
+        if (absent := self._absent.get(entry.entity_type)) is not None:
+            absent.append((number, entry))
+            return
         until = loop.time() + STEP_S
         while not self._lost:  # else the next opener delivers it
             try:
                 sender = await self._sender_of(entry.entity_type)
                 if not self._lost:
                     self._offer(sender, number, entry)
+                return
+            except UnknownEntityType:
+                self._absent[entry.entity_type] = deque([(number, entry)])
+                self._tasks.spawn(self._deliver_absent(entry.entity_type))
                 return
             except ShardBusError as error:
                 if outcome_of(error) is SendOutcome.DEFINITE:
@@ -337,6 +353,37 @@ class ClientOutbox(OfOneProcess):
                 if not isinstance(error, RequestError) or loop.time() + AGAIN_S >= until:
                     raise
             await asyncio.sleep(AGAIN_S)
+
+    async def _deliver_absent(self, entity_type: str) -> None:
+        """Deliver the entries for a type once a member has it, as after a restart of all nodes of
+        its application."""
+        entries, pause = self._absent[entity_type], AGAIN_S
+        while not self._lost:
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, ABSENT_S)
+            try:
+                sender = await self._sender_of(entity_type)
+            except ShardBusError as error:
+                absent = isinstance(error, UnknownEntityType)
+                if absent or outcome_of(error) is not SendOutcome.DEFINITE:
+                    continue
+                for number, _ in self._absent.pop(entity_type):
+                    self._on_end(number, DeliveryEnd.REFUSED, error)
+                return
+            while entries and not self._lost:
+                if self._sender.producer.is_full:
+                    await asyncio.sleep(TRIM_S)
+                else:
+                    self._offer(sender, *entries.popleft())
+            if not entries:
+                del self._absent[entity_type]
+                return
+
+    @property
+    def _is_full(self) -> bool:
+        """True if no more entries may wait."""
+        absent = sum(map(len, self._absent.values()))
+        return self._sender.producer.is_full or absent >= WAITING_MAX
 
     def _offer(self, sender: LoopSender, number: int, entry: OutboxMessage) -> None:
         entity_type, entity_id, method, payload = entry

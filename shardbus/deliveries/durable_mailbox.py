@@ -162,7 +162,7 @@ class HandOutcome(Enum):
     REPEATED = "repeated"
     """It was done before."""
     FAILED = "failed"
-    """Its handler raised."""
+    """Its handler raised, or this node's release has no such handler."""
     NOT_READY = "not_ready"
     """The store or the entity failed, or the entity stopped before."""
     REFUSED = "refused"
@@ -506,7 +506,7 @@ class DurableMailbox:
                 self._ends(mail)
             case HandOutcome.REFUSED:
                 mail.error = error
-                effects.append(GiveUp(mail, "refused"))
+                effects.append(GiveUp(mail, "skipped" if mail.operator else "refused"))
                 self._ends(mail)
             case HandOutcome.FAILED | HandOutcome.NOT_READY:
                 self._fails(mail, outcome, now, error)

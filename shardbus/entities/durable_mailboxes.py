@@ -491,9 +491,12 @@ class DurableMailboxes:
         marked = None
         if mail.stored is not None:
             marked = host.deliveries.invokers.get(mail.stored.method)
-        if mail.stored is None or marked is None:
-            why = "it cannot be read" if mail.stored is None else "its handler is gone"
-            self._ends_later(box, mail, HandOutcome.REFUSED, why)
+        if mail.stored is None:
+            self._ends_later(box, mail, HandOutcome.REFUSED, "it cannot be read")
+            return
+        if marked is None:  # a node of another release may have it
+            outcome = HandOutcome.REFUSED if mail.skips else HandOutcome.FAILED
+            self._ends_later(box, mail, outcome, "its handler is gone")
             return
         if host.gate.close_if_due():
             self._ends_later(box, mail, HandOutcome.NOT_READY, "this node is suspended")

@@ -382,9 +382,12 @@ class DeliverySender:
 
     def report_error(self, letter: Letter, round: int, error: BaseException) -> None:
         """Take the error of a sending."""
+        outcome = outcome_of(error)
         if isinstance(error, Rejection):
             letter.rejection = error
-        self._report(letter, round, outcome_of(error), error)
+        elif isinstance(error, UnknownEntityType) and not isinstance(letter.end, Future):
+            outcome = SendOutcome.NOT_NOW  # it is stored, and a member may have the type later
+        self._report(letter, round, outcome, error)
 
     def _report(
         self, delivery: Delivery, round: int, outcome: SendOutcome, error: BaseException | None

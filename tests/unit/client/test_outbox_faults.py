@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shardbus.client.outbox import STEP_S, TTL_S, ClientOutbox
+from shardbus.client.outbox import ABSENT_S, STEP_S, TTL_S, WAITING_MAX, ClientOutbox
 from shardbus.deliveries.numbers import AnswerCode, DeliveryAnswer
 from shardbus.errors import (
     AskTimeout,
@@ -34,17 +34,28 @@ class Receiver:
 
     def __init__(self) -> None:
         self.confirms = True
+        self.errors: list[Exception] = []
+        """The errors of the next messages."""
         self.ids: list[str] = []
 
     def key(self, method: str) -> tuple[str, str]:
         return "page", method
 
     def ask_for(self, waiter: Any, key: Any, entity_id: str, *rest: Any) -> None:
+        if self.errors:
+            asyncio.get_running_loop().call_soon(waiter.set_exception, self.errors.pop())
+            return
         self.ids.append(entity_id)
         if self.confirms:
             asyncio.get_running_loop().call_soon(
                 waiter.set_result, DeliveryAnswer(AnswerCode.APPLIED)
             )
+
+
+def row_of(entity_type: str, entity_id: str) -> Any:
+    """Return a message as it is appended."""
+    message = OutboxMessage(entity_type, entity_id, "add", b"\x90")
+    return encode_message(message), message, asyncio.get_running_loop().create_future()
 
 
 class Journal:
@@ -57,6 +68,8 @@ class Journal:
             encode_message(OutboxMessage("page", f"e{n}", "add", b"\x90")) for n in range(MESSAGES)
         ]
         self.trimmed = 0
+        self.absent: set[str] = set()
+        """Types without a member."""
         self.renewed_at = 0.0
         self.opens: Callable[[], Any] = lambda: 1
         self.refused: list[str] = []
@@ -85,6 +98,8 @@ class Journal:
         return None
 
     async def sender_of(self, name: str) -> Receiver:
+        if name in self.absent:
+            raise UnknownEntityType("none")
         if self.errors:
             raise self.errors.pop(0)
         return self.receiver
@@ -114,9 +129,61 @@ async def test_an_error_that_may_pass_is_tried_again(error: ShardBusError) -> No
     assert journal.trimmed == MESSAGES
 
 
-@pytest.mark.parametrize(
-    "error", [UnknownEntityType("none"), SchemaError("no"), MessageTooLarge("big")], ids=repr
-)
+@virtual
+async def test_messages_for_a_type_that_no_member_has_wait_in_order_and_others_pass() -> None:
+    journal = Journal()
+    journal.entries.insert(1, encode_message(OutboxMessage("other", "x", "add", b"\x90")))
+    journal.absent = {"page"}
+    async with journal.outbox() as outbox:
+        await outbox._append_rows([row_of("page", "e3"), row_of("other", "y")])
+        await asyncio.sleep(600)
+        assert journal.receiver.ids == ["x", "y"]
+        assert (outbox.unconfirmed, dict(outbox.failed), journal.trimmed) == (4, {}, 0)
+        journal.absent.clear()
+        await asyncio.sleep(ABSENT_S)
+        assert journal.receiver.ids == ["x", "y", "e0", "e1", "e2", "e3"]
+        assert outbox.unconfirmed == 0
+    assert not outbox.failed
+    assert journal.trimmed == 6
+
+
+@virtual
+async def test_a_type_that_goes_while_its_messages_are_under_way_loses_none() -> None:
+    journal = Journal()
+    journal.receiver.errors = [UnknownEntityType("none")] * 7
+    async with journal.outbox() as outbox:
+        await asyncio.sleep(60)
+    assert not outbox.failed
+    assert journal.trimmed == MESSAGES
+
+
+@virtual
+async def test_messages_for_types_that_no_member_has_are_bounded() -> None:
+    journal = Journal()
+    message = encode_message(OutboxMessage("page", "e", "add", b"\x90"))
+    journal.entries = [message] * (WAITING_MAX + 5)
+    journal.absent = {"page"}
+    outbox = journal.outbox()
+    opening = asyncio.ensure_future(outbox.__aenter__())
+    await asyncio.sleep(60)
+    assert not opening.done()
+    assert len(outbox._absent["page"]) == WAITING_MAX
+    journal.absent.clear()
+    await opening
+    await outbox.close()
+    assert journal.trimmed == WAITING_MAX + 5
+
+
+@virtual
+async def test_a_type_that_comes_back_with_another_refusal_gives_its_messages_up() -> None:
+    journal = Journal(UnknownEntityType("none"), SchemaError("no"))
+    async with journal.outbox() as outbox:
+        await asyncio.sleep(60)
+    assert outbox.failed == {"refused": MESSAGES}
+    assert journal.receiver.ids == []
+
+
+@pytest.mark.parametrize("error", [SchemaError("no"), MessageTooLarge("big")], ids=repr)
 @virtual
 async def test_a_refusal_gives_that_message_up(error: ShardBusError) -> None:
     journal = Journal(error)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
 from zlib import crc32
@@ -26,7 +27,7 @@ from shardbus import (
 )
 from shardbus.admin.pages import states as state_pages
 from shardbus.deliveries.durable_mailbox import StoredMail, write_mail
-from shardbus.deliveries.numbers import DeliveryNumber, NumberKind
+from shardbus.deliveries.numbers import MARK, DeliveryNumber, NumberKind
 from shardbus.entities.durable_mailboxes import LIST, DurableMailboxes
 from shardbus.shells.message_account import account_of
 from shardbus.store.memory import _Remembered
@@ -270,6 +271,39 @@ async def test_rejections_and_undecodable_messages_are_given_up() -> None:
         assert calls == [1, 3]
         letters = cluster.nodes[0]._process.node.records.letters.rings["stored"]
         assert sorted(letter.reason for letter in letters) == ["refused", "refused", "rejected"]
+
+
+@pytest.mark.parametrize("end", ["comes back", "attempts", "an operator"])
+async def test_a_message_whose_handler_is_gone_waits_for_a_release_that_has_it(end: str) -> None:
+    settings = {"delivery.on_poison": "skip" if end == "attempts" else "stop"}
+    async with TestCluster(bus, nodes=1, settings=settings) as cluster:
+        ref = cluster.client().ref(Stored, "a")
+        mailboxes = mailboxes_of(cluster, Stored)
+        invokers = mailboxes._host.deliveries.invokers
+        failing.add(1)
+        await ref.add.deliver(1)
+        await ref.add.deliver(2)
+        gone = MARK + "add"
+        invoker = invokers.pop(gone)
+        failing.clear()
+        calls.clear()
+        await cluster.advance(40)
+        [(_, mail)] = mailboxes.stuck(10)
+        assert (mail.place, mail.error, calls) == (1, "its handler is gone", [])
+        assert mailboxes.counts.given_up == {}
+        if end == "comes back":
+            invokers[gone] = invoker
+            await cluster.advance(40)
+            assert calls == [1, 2]
+        elif end == "attempts":
+            await cluster.advance(400)
+            assert mailboxes.counts.given_up == {"refused": 2}
+        else:
+            for number in (1, 2):
+                await on_node(cluster, partial(mailboxes.skip, "a", number))
+                await cluster.advance(1)
+            assert mailboxes.counts.given_up == {"skipped": 2}
+        assert mailboxes.waiting == 0
 
 
 async def test_a_message_is_not_stashed() -> None:
