@@ -34,7 +34,7 @@ partitions when `repair` is called, at reconnects and now and then.
 
 **Tombstones.** A repair shows, too, which buckets all disks of a partition have in common: their
 tombstones of replicated values go (`data_rows`). A partition of one disk loses them at
-each repair.
+each repair, once it is merged: rows of the former disks may have what was removed.
 
 **The driver** calls `answer` for calls of store objects, `show` for requests of other disks, `take`
 for the answers of other disks, and `tick` at `deadline()`; the last two return AskDisk effects, to
@@ -278,7 +278,8 @@ class RingDisk:
         """Compare with every other disk of the partitions that this one votes for."""
         places = rings.places_of(self.ring)
         for bucket in list(self.registers.data.tombstones):
-            if places[bucket // BUCKETS_EACH] == (self.disk,):
+            partition = bucket // BUCKETS_EACH
+            if partition in self.merged and places[partition] == (self.disk,):
                 self.registers.remove_tombstones(bucket)
         for partition in self.voting:
             for disk in places[partition]:

@@ -158,8 +158,9 @@ class SimReplica:
         return [self.world.replicas[disk] for disk in disks]
 
     def set_back(self) -> None:
-        """Stop, and begin again from an older copy."""
-        older = [copy for copy in self.copies if copy[1] < self.confirmed]
+        """Stop, and begin again from an older copy, in which it has a ring: without one it would
+        show itself to nobody, as a new disk with a new id."""
+        older = [copy for copy in self.copies if copy[0] and copy[1] < self.confirmed]
         if older:
             self.crash()
             length, self.counter = self.world.dice.choice(older)
@@ -397,7 +398,8 @@ class ReplicationWorld(Timeline):
             again = dice.random() < faults.double and not once
 
     def _may_lose(self, replica: SimReplica) -> bool:
-        """True if all disks of the ring are there, and have merged: one of three may then go."""
+        """True if all disks of the ring are there, and have merged: one of three may then go. One
+        of the first ring stays: later store objects begin with it."""
         ring = self.highest
         members = [self.replicas[disk] for disk in ring.disks]
         whole = all(
@@ -407,7 +409,8 @@ class ReplicationWorld(Timeline):
             and member.status.merged.issuperset(self.partitions)
             for member in members
         )
-        return replica in members and len(members) >= 3 and whole
+        stays = any(not self.replicas[d].lost for d in self.ring.disks - {replica.disk})
+        return replica in members and len(members) >= 3 and whole and stays
 
     @property
     def highest(self) -> rings.ReplicaRing:

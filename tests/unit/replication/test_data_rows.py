@@ -311,6 +311,21 @@ def test_a_disk_alone_drops_its_tombstones_at_a_repair() -> None:
     assert list(ring.disks[1].registers.rows) == [removed_key(BUCKET)]
 
 
+def test_a_disk_that_is_alone_keeps_its_tombstones_until_it_has_merged() -> None:
+    ring = Ring(2)
+    value = delete_in(ring, ())
+    ring.away = {2}
+    ring.change(next_ring(ring.ring, ring.ring.members[:1]))
+    take(ring.disks[1].registers, DataChange("", seen=value.clock))
+    ring.repair(1)
+    assert PARTITION not in ring.disks[1].merged
+    ring.away = set()
+    ring.repair(1)
+    ring.repair(1)
+    assert PARTITION in ring.disks[1].merged
+    assert list(ring.disks[1].registers.rows) == [removed_key(BUCKET)]
+
+
 def test_a_disk_that_comes_back_to_a_partition_brings_no_deleted_value_back() -> None:
     ring = Ring(4)
     value = delete_in(ring, ())
