@@ -158,8 +158,8 @@ class SimReplica:
         return [self.world.replicas[disk] for disk in disks]
 
     def set_back(self) -> None:
-        """Stop, and begin again from an older copy, in which it has a ring: without one it would
-        show itself to nobody, as a new disk with a new id."""
+        """Stop, and begin again from an older copy, in which it has a ring. One without is the copy
+        of a blank disk, which gets a new id."""
         older = [copy for copy in self.copies if copy[0] and copy[1] < self.confirmed]
         if older:
             self.crash()
