@@ -325,8 +325,9 @@ class JournalSuite:
         assert await journals.append(mixed) == [None] * len(batch)
         for name in NASTY_IDS:
             assert (await others.read(name, name, name, 0, 10)).entries == [name.encode()]
+        for name in NASTY_IDS[::5]:
             assert await names(others, name, 100) == [(name, name)]
-        for limit in (1, 100):
+        for limit in (7, 100):
             assert set(await names(others, "account", limit)) == {(n, n) for n in NASTY_IDS}
 
     async def test_journals_are_listed_by_pages(
