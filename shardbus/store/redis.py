@@ -330,10 +330,10 @@ class RedisStore:
 
     def _keys_of(self, saves: Sequence[Save]) -> list[Value]:
         """Return the key of each save."""
-        known, entities = self._keys.known, self._keys.entities
+        known = self._keys.known
         if PLAIN("".join([save[2] for save in saves])):
             return [
-                ((known.get((entity_type, shard)) or entities(entity_type, shard)) + name).encode()
+                (known[entity_type, shard] + name).encode()
                 for entity_type, shard, name, *_ in saves
             ]
         return [self._keys.entity(*save[:3]).encode() for save in saves]

@@ -18,10 +18,13 @@ Source: docs/how-to/operate.md.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+
+T = TypeVar("T")
 
 VERSION = 2
 """The layout of the keys that this module names."""
@@ -49,6 +52,20 @@ class JournalKey(NamedTuple):
     name: str
 
 
+class ByShard(dict[tuple[str, str], T]):
+    """A part of keys by type and shard. All are made anew once there are `PLACES_MAX`."""
+
+    def __init__(self, make: Callable[[tuple[str, str]], T]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, place: tuple[str, str]) -> T:
+        if len(self) >= PLACES_MAX:
+            self.clear()
+        part = self[place] = self._make(place)
+        return part
+
+
 class RedisKeys:
     """The keys of one cluster of nodes, which begin with `prefix`."""
 
@@ -56,11 +73,11 @@ class RedisKeys:
         self._prefix = prefix
         self.probe = f"{prefix}:probe"
         self.sync = f"{prefix}:sync"
-        self.known: dict[tuple[str, str], str] = {}
+        self.known = ByShard(lambda place: f"{self._tag(*place)}:entity:")
         """The results of `entities`, by type and shard."""
-        self._journals: dict[tuple[str, str], str] = {}
+        self._journals = ByShard(lambda place: f"{self._tag(*place)}:journal:")
         """The beginnings of the keys of journals, by kind and shard."""
-        self._slots: dict[tuple[str, str], int] = {}
+        self._slots = ByShard(lambda place: slot_of(self._tag(*place)))
         self._entity = re.compile(rf"{re.escape(prefix)}:{{([^/}}]*)(?:/([^}}]*))?}}:entity:(.*)")
         self._journal = re.compile(rf"{re.escape(prefix)}:{{([^/}}]*)/([^}}]*)}}:journal:(.*)")
 
@@ -83,23 +100,11 @@ class RedisKeys:
 
     def entities(self, entity_type: str, shard: str) -> str:
         """Return the beginning of the keys of a shard's entities."""
-        place = (entity_type, shard)
-        found = self.known.get(place)
-        if found is None:
-            if len(self.known) >= PLACES_MAX:
-                self.known.clear()
-            found = self.known[place] = f"{self._tag(*place)}:entity:"
-        return found
+        return self.known[entity_type, shard]
 
     def slot(self, entity_type: str, shard: str) -> int:
         """Return the slot of a shard's states and list."""
-        place = (entity_type, shard)
-        found = self._slots.get(place)
-        if found is None:
-            if len(self._slots) >= PLACES_MAX:
-                self._slots.clear()
-            found = self._slots[place] = slot_of(self._tag(*place))
-        return found
+        return self._slots[entity_type, shard]
 
     def entity(self, entity_type: str, shard: str, entity_id: str) -> str:
         """Return the key of an entity."""
@@ -124,13 +129,7 @@ class RedisKeys:
 
     def journal(self, kind: str, shard: str, name: str) -> str:
         """Return the key of a journal."""
-        place = (kind, shard)
-        beginning = self._journals.get(place)
-        if beginning is None:
-            if len(self._journals) >= PLACES_MAX:
-                self._journals.clear()
-            beginning = self._journals[place] = f"{self._tag(*place)}:journal:"
-        return beginning + quoted(name)
+        return self._journals[kind, shard] + quoted(name)
 
     def all_journals(self, kind: str) -> str:
         """Return the pattern of the keys of a kind's journals."""

@@ -7,6 +7,7 @@ from urllib.parse import quote
 import pytest
 
 from shardbus.ids import shard_of
+from shardbus.store import redis_keys
 from shardbus.store.redis_keys import RedisKeys, slot_of
 from shardbus.testing.store_suite import NASTY_IDS
 
@@ -57,3 +58,13 @@ def test_the_name_of_a_journal_is_percent_encoded(name: str) -> None:
     key = KEYS.journal("$mailbox/cart", "12", name)
     assert key == f"shardbus:shop:{{%24mailbox%2Fcart/12}}:journal:{quote(name, safe='')}"
     assert KEYS.parse_journal(key) == ("$mailbox/cart", "12", name)
+
+
+def test_the_parts_of_keys_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_keys, "PLACES_MAX", 2)
+    made: list[tuple[str, str]] = []
+    parts = redis_keys.ByShard(lambda place: made.append(place) or len(made))
+    for shard in ("1", "2", "1", "3", "1"):
+        assert parts["page", shard] > 0
+        assert len(parts) <= 2
+    assert [shard for _, shard in made] == ["1", "2", "3", "1"]
