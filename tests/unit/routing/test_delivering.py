@@ -137,11 +137,15 @@ async def test_a_stored_delivery_waits_for_a_release_that_takes_it(error: Except
 
 @pytest.mark.parametrize("error", OF_A_RELEASE, ids=repr)
 @virtual
-async def test_a_caller_that_awaits_its_delivery_gets_such_an_error_at_once(error: Exception) -> None:
+async def test_a_caller_that_awaits_its_delivery_gets_such_an_error_at_once(
+    error: Exception,
+) -> None:
     sender: Any = Failing(error)
     with pytest.raises(type(error)):
         await deliverer().deliver(sender, "x", "add", b"")
     assert sender.sent == 1
+
+
 @pytest.mark.parametrize("earlier", [0, 1, 2, 3], ids="{} before".format)
 @pytest.mark.parametrize("closed", [False, True], ids=["open", "closed"])
 @pytest.mark.parametrize("size", [0, PAYLOAD_MAX, PAYLOAD_MAX + 1])
