@@ -399,8 +399,12 @@ class ReplicaServer:
         self._send(connection, ReplicaFrame.WELCOME, encode_body(welcome))
 
     def lingers(self) -> bool:
-        """True if stores still need this replica. Notices stores that ended without a GOODBYE."""
-        if not self.serves or self._peers.suffice(len(self._place.ring.members)):
+        """True if stores still need this replica, whose process is to end. Notices stores that
+        ended without a GOODBYE."""
+        if not self._standing.leaves:
+            self._standing.leaves = True
+            self._peers.report_to_all()
+        if not self.serves or self._standing.is_dispensable(self._clock()):
             return False
         for connection in list(self._stores):
             self._welcome(connection)
@@ -488,8 +492,8 @@ class ReplicaServer:
         now, standing = self._clock(), self._standing
         if now - self._counted_at >= self._repair:
             self._counted_at = now
-            standing.counter += 1
-            self._turns.soon()
+            if standing.count():
+                self._turns.soon()
         standing.tick(now, self._turns.stored)
         self._note_serving()
         self._place.away = set(standing.away)
