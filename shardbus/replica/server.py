@@ -363,8 +363,9 @@ class ReplicaServer:
         if isinstance(request, msg.AcceptValue):  # a save, faster than by its pattern
             key, _, value, _ = request
             row = rows.get(key)
-            former = -ROW_BYTES - len(key) if row is None else length_of(row.value)
-            return length_of(value) - former
+            if row is None:
+                return length_of(value) + ROW_BYTES + len(key)
+            return length_of(value) - length_of(row[2])
         match request:
             case msg.PrepareBallot(key):
                 return 0 if key in rows else ROW_BYTES + len(key)

@@ -206,10 +206,10 @@ ENTRY_BYTES = 100
 def length_of(value: Value) -> int:
     """Return the bytes of a state, of entries, of reminders or of a replicated value, 0 for any
     other value."""
-    if isinstance(value, StateValue):
-        data, reminders = value.data, value.reminders
-        more = 0 if reminders is None else len(reminders.record) + len(reminders.shard)
-        return more + (0 if data is None else len(data))
+    if type(value) is StateValue:
+        _, data, _, _, reminders = value
+        size = 0 if data is None else len(data)
+        return size if reminders is None else size + len(reminders.record) + len(reminders.shard)
     match value:
         case ListValue(due=due, open=saves):
             return ENTRY_BYTES * (len(due) + len(saves))
