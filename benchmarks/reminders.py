@@ -13,6 +13,7 @@ so lateness and counts are the same on every machine, and only the seconds of wo
     python -m benchmarks.reminders [--reminders 1000000] [--hours 24] [--nodes 2] [--shards 64]
 
 `--hours` ends the run earlier: with 2, a twelfth of the reminders fire, and all are in the store.
+Each hour is noted on standard error.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import resource
+import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -151,6 +153,10 @@ async def day(reminders: int, hours: float, nodes: int, shards: int) -> dict[str
             while cluster.now < STARTED_S + hours * 3600 + LATE_S:
                 await cluster.advance(LOOK_S)
                 look(cluster, peaks)
+                hour, minute = divmod(round((cluster.now - STARTED_S) / 60), 60)
+                if not minute:
+                    facts = f"{lateness.counts.total()} fired, {dict(peaks)} at most"
+                    print(f"hour {hour}: {facts}", file=sys.stderr, flush=True)
             worked_s = time.process_time() - began
     finally:
         end()

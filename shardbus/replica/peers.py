@@ -19,7 +19,6 @@ import msgspec
 from shardbus.errors import ConfigError
 from shardbus.guarded_log import GuardedLog
 from shardbus.ids import Address
-from shardbus.replication.ring import majority
 from shardbus.transport.network import Connection, Network
 from shardbus.wire.replica_frames import ReplicaFrame, decode_head, encode_head
 
@@ -96,10 +95,6 @@ class ReplicaPeers:
             self._timer.cancel()
         for link in self._links.values():
             link.close()
-
-    def suffice(self, disks: int) -> bool:
-        """True if the others in reach are a majority of `disks` without this one."""
-        return len(self._up) >= majority(disks)
 
     def report_to_all(self) -> None:
         """Report to each of the others."""

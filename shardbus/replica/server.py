@@ -398,8 +398,12 @@ class ReplicaServer:
         self._send(connection, ReplicaFrame.WELCOME, encode_body(welcome))
 
     def lingers(self) -> bool:
-        """True if stores still need this replica. Notices stores that ended without a GOODBYE."""
-        if not self.serves or self._peers.suffice(len(self._place.ring.members)):
+        """True if stores still need this replica, whose process is to end. Notices stores that
+        ended without a GOODBYE."""
+        if not self._standing.leaves:
+            self._standing.leaves = True
+            self._peers.report_to_all()
+        if not self.serves or self._standing.is_dispensable(self._clock()):
             return False
         for connection in list(self._stores):
             self._welcome(connection)

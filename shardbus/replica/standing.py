@@ -37,7 +37,14 @@ from shardbus.replication.disk_life import (
 )
 from shardbus.replication.founding import DiskReport, Founding, FoundingState
 from shardbus.replication.moves import AskDisk, RingDisk
-from shardbus.replication.ring import NO_RING, ReplicaRing, RingMember, is_related, places_of
+from shardbus.replication.ring import (
+    NO_RING,
+    ReplicaRing,
+    RingMember,
+    is_related,
+    majority,
+    places_of,
+)
 from shardbus.replication.ring_repair import GivesWay, RepairWaits, Sight, ring_repair
 from shardbus.replication.values import PARTITIONS
 from shardbus.wire.disk_frames import DiskState
@@ -82,6 +89,8 @@ class Standing:
         self._sights: dict[int, tuple[float, ReportBody]] = {}
         """The last report of each disk in reach, and when it came."""
         self._ticked = 0.0
+        self.leaves = False
+        """The process of this disk is to end once the others suffice."""
         self.joining = ""
         """Progress of the change that brings this blank disk into the ring."""
 
@@ -175,6 +184,32 @@ class Standing:
         disks = self.place.ring.disks - {self.place.disk}
         self._heard = {disk: self._heard.get(disk, now) for disk in disks}
         return {disk: now - at for disk, at in self._heard.items() if now - at > SILENT_S}
+
+    def is_dispensable(self, now: float) -> bool:
+        """True if the process of this disk, which `leaves`, may end: a majority of the ring serves
+        without it.
+
+        Disks that leave at the same time must not rely on each other. So one counts only disks
+        that know that it leaves; and of two that know it of each other, the one with the lower id
+        ends first. A disk of an earlier release does not say what it knows, and counts.
+        """
+        ring, own = self.place.ring, self.place.disk
+        others = 0
+        for disk in ring.disks - {own}:
+            at, report = self._sights.get(disk, (0.0, None))
+            if report is None or now - at > SILENT_S or not report.votes:
+                continue
+            leaving = report.leaving
+            others += leaving is None or (own in leaving and (disk not in leaving or own < disk))
+        return others >= majority(len(ring.members))
+
+    @property
+    def _leaving(self) -> tuple[int, ...]:
+        """The disks that leave, as far as this one has heard."""
+        heard = (
+            disk for disk, (_, report) in self._sights.items() if disk in (report.leaving or ())
+        )
+        return (*heard, self.place.disk) if self.leaves else tuple(heard)
 
     @property
     def unmerged(self) -> int:
@@ -277,6 +312,7 @@ class Standing:
             verdict,
             founding.zone,
             self._missed(now),
+            self._leaving,
         )
 
     # ---- for people

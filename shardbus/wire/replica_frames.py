@@ -341,7 +341,8 @@ class ReportBody(msgspec.Struct, array_like=True, frozen=True):
     """A report of a replica, with the address by which the others reach it. `counter` and `run`:
     as in `disk_life`. `votes`: it answers stores. `verdict`: what it answers to the receiver's
     disk. `zone`: where it runs. `away`: the other disks of the ring that it does not see, and for
-    how many seconds."""
+    how many seconds. `leaving`: the disks whose process is to end, as far as it has heard, its own
+    included; None from a release before this field."""
 
     sender: str
     disk: int
@@ -356,6 +357,7 @@ class ReportBody(msgspec.Struct, array_like=True, frozen=True):
     verdict: DiskVerdict | None = None
     zone: str = ""
     away: dict[int, float] = {}
+    leaving: tuple[int, ...] | None = None
 
 
 class WelcomeBody(msgspec.Struct, array_like=True, frozen=True):

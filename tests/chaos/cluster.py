@@ -15,7 +15,7 @@ import redis
 
 from shardbus.store.redis_keys import slot_of
 from tests.chaos.steps import OF_NODES, Kind, Step
-from tests.chaos.store import Note, Server, kill_or_freeze
+from tests.chaos.store import ChaosStore, Note, Server, Site, kill_or_freeze
 from tests.ports import free_port
 from tests.waiting import until
 
@@ -35,17 +35,16 @@ cluster-replica-validity-factor 0
 """
 
 
-class ClusterStore:
+class ClusterStore(ChaosStore):
     """Six servers: three masters, each with a replica."""
 
     kinds = OF_NODES | {
         Kind.KILL_MASTER, Kind.FREEZE_MASTER, Kind.KILL_REPLICA, Kind.FREEZE_REPLICA,
         Kind.FAILOVER, Kind.RESTART, Kind.SLOTS,
     }  # fmt: skip
-    may_lose = False
-    no_disks = ""
 
-    def __init__(self, folder: Path, host: str, enter: tuple[str, ...]) -> None:
+    def __init__(self, site: Site) -> None:
+        folder, host, enter = site.folder, site.host, site.enter
         self._host = host
         self._ports: dict[str, int] = {}
         """The ports of the servers' bus, by name."""

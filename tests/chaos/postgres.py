@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import asyncpg
 
 from tests.chaos.steps import OF_NODES, Kind, Step
-from tests.chaos.store import Note
+from tests.chaos.store import ChaosStore, Note, Site
 from tests.postgres_server import PostgresServer
 from tests.waiting import until
 
 
-class PostgresChaosStore:
+class PostgresChaosStore(ChaosStore):
     """The server. Nothing that it has acknowledged may be lost."""
 
     kinds = OF_NODES | {Kind.KILL_MASTER, Kind.FREEZE_MASTER, Kind.RESTART}
-    may_lose = False
-    no_disks = ""
 
-    def __init__(self, folder: Path, host: str, enter: tuple[str, ...]) -> None:
-        self._server = PostgresServer(host=host, enter=enter)
+    def __init__(self, site: Site) -> None:
+        self._server = PostgresServer(host=site.host, enter=site.enter)
         self._server.__enter__()
         self.url = self._server.url()
 

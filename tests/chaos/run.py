@@ -1,7 +1,8 @@
 """Real nodes and a real store under faults that a seed draws, judged by a ledger.
 
 Five nodes with a cluster's secret, each on a machine of its own (a network namespace), share a
-store: a Redis with a replica and three Sentinels, a Redis Cluster, or a PostgreSQL. Two clients
+store: a Redis with a replica and three Sentinels, a Redis Cluster, a PostgreSQL, or replicas of
+their own. Two clients
 send numbered messages to every page, and each page writes down the messages that it handles.
 Senders add to accounts, whose states are saved. Meanwhile, one
 after the other, the faults of `tests.chaos.steps` happen. After each of them the store must become
@@ -29,12 +30,13 @@ from pathlib import Path
 from signal import SIGCONT, SIGHUP, SIGSTOP
 
 from shardbus import AsyncClient, RequestError
+from shardbus.ids import Address
 from shardbus.transport.secret_file import new_secret, secrets_text, write_private
 from shardbus.transport.zmq.curve import Keyring
 from tests.chaos.resources import Sample, exceeded, peaks, use_of, waited_ns
 from tests.chaos.saving import Gap, Savers, judge
 from tests.chaos.steps import PLACES, Kind, Passing, Step, steps
-from tests.chaos.store import DOWN_AFTER_MS
+from tests.chaos.store import DOWN_AFTER_MS, Site
 from tests.chaos.stores import SENTINEL, STORES
 from tests.chaos.verdict import (
     Verdict,
@@ -43,9 +45,9 @@ from tests.chaos.verdict import (
     judge_pages,
     tracebacks,
 )
+from tests.ports import free_block
 from tests.process.namespaces import Machine, Network
-from tests.process.nodes import NodeProcess, Processes
-from tests.process.stores.saving import stored_totals
+from tests.process.nodes import MACHINE_PORTS, NodeProcess, Processes
 from tests.process.test_ledger import ASK, PAGES, TELL, Ledger, Load, Producer
 from tests.process.warm import ROOT
 from tests.waiting import until
@@ -119,6 +121,8 @@ class Chaos:
         write_private(self._secret, secrets_text([new_secret()]))
         self._nodes: dict[int, NodeProcess] = {}
         """The last node of each place."""
+        self._addresses: dict[int, Address] = {}
+        """Of the node of each place."""
         self._faulted: set[str] = set()
         """Names of nodes that a fault may have silenced since all nodes agreed."""
         self._gaps: list[Gap] = []
@@ -133,15 +137,12 @@ class Chaos:
 
     async def run(self) -> Verdict:
         """Run, heal and judge."""
-        safe = self._safe
-        enter, host = (safe.enter, safe.address) if safe else ((), "127.0.0.1")
-        self._store = STORES[self._kind_of_store](self._folder / "store", host, enter)
+        self._store = STORES[self._kind_of_store](self._site())
         self.verdict.wanted = self._store.kinds
         self._lab = Processes(self._folder, self._store.url)
         try:
             await self._store.begin()
-            for place in range(PLACES):
-                await self._start(place)
+            await asyncio.gather(*map(self._start, range(PLACES)))
             await self._agree()
             async with self._client() as a, self._client() as b, self._client() as c:
                 await self._load_and_faults(a, b, c)
@@ -155,6 +156,22 @@ class Chaos:
         if self.verdict.wrong:
             self._keep()
         return self.verdict
+
+    def _site(self) -> Site:
+        """Return the places of the run, and choose the ports of its nodes."""
+        safe = self._safe
+        for place, machine in enumerate(self._machines):
+            host = machine.address if machine else "127.0.0.1"
+            port = MACHINE_PORTS[0] if machine else free_block(4)
+            self._addresses[place] = Address(host, port)
+        return Site(
+            self._folder / "store",
+            safe.address if safe else "127.0.0.1",
+            safe.enter if safe else (),
+            tuple(self._addresses.values()),
+            tuple(machine.enter if machine else () for machine in self._machines),
+            self._secret,
+        )
 
     def _keep(self) -> None:
         (self._folder / "logs").write_text(self._lab.logs())
@@ -210,13 +227,13 @@ class Chaos:
         if place < PLACES:
             machine = self._machines[place]
         while True:
-            old = self._nodes.get(place)
-            seeds = [n.address for p, n in self._nodes.items() if n.running and p != place]
+            address = self._addresses.get(place)
+            running = [n.address for p, n in self._nodes.items() if n.running and p != place]
             node = self._lab.begin(
-                port=old.port if old else 0,
-                seeds=seeds[:3],
+                port=address.port if address else 0,
+                seeds=[*self._store.seeds] or running[:3],
                 machine=machine,
-                settings=(*settings, "security.insecure=false"),
+                settings=(*settings, "security.insecure=false", *self._store.settings(place)),
                 app=APP,
             )
             self._nodes[place] = node
@@ -234,11 +251,11 @@ class Chaos:
             await asyncio.sleep(1.0)
 
     async def _return_ended(self) -> None:
-        """Replace nodes that have ended by themselves."""
-        for place in range(PLACES):
+        """Replace nodes that have ended by themselves, all of them at once: they may wait for each
+        other."""
+        ended = [place for place in range(PLACES) if not self._nodes[place].running]
+        for place in ended:
             node = self._nodes[place]
-            if node.running:
-                continue
             lately = time.monotonic() - self._starved_at < STARVED_LATELY_S
             wrong, note = ended_by_itself(
                 node.name,
@@ -250,10 +267,15 @@ class Chaos:
             self._note(note or wrong)
             if wrong:
                 self.verdict.wrong.append(wrong)
-            await self._start(place)
+        await asyncio.gather(*map(self._start, ended))
 
     async def _agree(self) -> None:
-        """Wait until there is a node at every place, and all see these and no other."""
+        """Wait until there is a node at every place, and all see these and no other. Faults are
+        over then."""
+        await self._in_agreement()
+        self._faulted.clear()
+
+    async def _in_agreement(self) -> None:
 
         async def whole() -> bool:
             await self._return_ended()
@@ -266,7 +288,6 @@ class Chaos:
             )
 
         await until(whole, f"agreement of {PLACES} nodes")
-        self._faulted.clear()
 
     async def _all_answer(self) -> None:
         from tests.process.app import Page
@@ -291,7 +312,7 @@ class Chaos:
         self.verdict.done[step.kind] += 1
         leader, begun = await self._store.leader(), time.monotonic()
         match step.kind:
-            case Kind.KILL | Kind.PAUSE | Kind.LEAVE | Kind.JOIN:
+            case Kind.KILL | Kind.PAUSE | Kind.LEAVE | Kind.JOIN | Kind.WIPE:
                 await self._fault_of_a_node(step)
             case Kind.SPLIT:
                 await self._split(step)
@@ -303,7 +324,7 @@ class Chaos:
                 await self._failover()
             case _:
                 await self._store.suffer(step, self._note)
-        await self._store.whole()
+        await asyncio.gather(self._store.whole(), self._in_agreement())
         if step.kind != Kind.FAILOVER and await self._store.leader() != leader:
             self._note("the store has failed over")
             if self._store.may_lose:
@@ -317,6 +338,11 @@ class Chaos:
             case Kind.KILL:
                 self._note(f"kill {node.name}")
                 node.kill()
+                await self._start(step.place)
+            case Kind.WIPE:
+                self._note(f"kill {node.name} and wipe the disk of its replica")
+                node.kill()
+                await asyncio.to_thread(self._store.wipe, step.place)
                 await self._start(step.place)
             case Kind.LEAVE:
                 self._note(f"leave {node.name}")
@@ -493,13 +519,14 @@ class Chaos:
         }
 
     async def _end(self) -> None:
-        """Have all nodes leave, and read the store."""
-        for node in self._lab.live:
-            code = await node.terminate()
+        """Have all nodes leave, at once as replicas wait for each other, and read the store."""
+        nodes = self._lab.live
+        codes = await asyncio.gather(*(node.terminate() for node in nodes))
+        for node, code in zip(nodes, codes, strict=True):
             if code not in (0, 7):
                 self.verdict.wrong.append(f"{node.name} left at the end with {code}")
         accounts = self._savers.accounts
-        stored = await stored_totals(self._store.url, list(accounts))
+        stored = await self._store.totals(list(accounts))
         broken = judge(accounts, stored, self._gaps)
         self.verdict.wrong += broken
         self._note(f"saves judged: {len(broken)} wrong")

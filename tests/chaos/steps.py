@@ -11,12 +11,14 @@ at which they meet the load.
     links                  the connections of one node, on one port or both: those that it dials,
                            those that it takes, or all
     rotate                 the cluster's secret, by command or by signals
-    kill, freeze           the master, the replica or a Sentinel of the store
+    kill, freeze           the master, a replica or a Sentinel of the store
     failover               Sentinel makes the replica the master
     restart                a server of the store ends in order, and starts again
     slots                  slots of a Redis Cluster move from one master to another
+    slow                   a replica of `cluster://` runs for a third of the time
+    wipe                   a node is killed, and the disk of its replica is blank at its next start
     memory                 the master has reached its `maxmemory`
-    disk                   the disk of the master or of the replica is full
+    disk                   the disk of the master or of a replica is full
 
 **One place is spared** for `SPARED_STEPS` steps, then the next one is: its node is neither killed
 nor stopped for long, and is on the larger side of a split. So each run has a process that grows old
@@ -62,6 +64,8 @@ class Kind(StrEnum):
     FAILOVER = "failover"
     RESTART = "restart"
     SLOTS = "slots"
+    SLOW = "slow"
+    WIPE = "wipe"
     MEMORY = "memory"
     DISK = "disk"
 

@@ -20,14 +20,16 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.chaos.steps import Kind, Step
+from shardbus.ids import Address
+from tests.chaos.steps import OF_NODES, Kind, Step
 from tests.ports import free_port
+from tests.process.stores.saving import stored_totals
 from tests.redis_server import DIES_WITH_PARENT, server_binary
 from tests.waiting import until
 
@@ -50,15 +52,41 @@ Note = Callable[[str], None]
 """Writes a line of the timeline."""
 
 
+class Site(NamedTuple):
+    """The places of a run: its folder, the machine of the store, with the command that enters it,
+    and the nodes', by place. `secret` is the file of the cluster's secret."""
+
+    folder: Path
+    host: str
+    enter: tuple[str, ...]
+    nodes: tuple[Address, ...]
+    enters: tuple[tuple[str, ...], ...]
+    secret: Path
+
+
 class ChaosStore(Protocol):
     """A store that suffers the steps of a run whose kind is in `kinds`. `may_lose`: a failover
     without a rest of the senders may lose acknowledged saves. `no_disks` is why a kind that it
     could do cannot be done here."""
 
     url: str
-    kinds: frozenset[Kind]
-    may_lose: bool
-    no_disks: str
+    kinds: ClassVar[frozenset[Kind]]
+    may_lose: ClassVar[bool] = False
+    no_disks: str = ""
+    seeds: tuple[str, ...] = ()
+    """The seeds of every node; empty for nodes that run."""
+
+    def settings(self, place: int) -> tuple[str, ...]:
+        """Return the settings of a node at that place."""
+        return ()
+
+    def wipe(self, place: int) -> None:
+        """Make the disk at a place blank, while its node does not run."""
+        raise NotImplementedError
+
+    async def totals(self, accounts: list[str]) -> dict[str, int]:
+        """Return the stored totals, once all nodes have left."""
+        return await stored_totals(self.url, accounts)
 
     async def begin(self) -> None:
         """Start everything and wait until it is whole."""
@@ -141,18 +169,43 @@ class Server:
         return []
 
 
-class StoreServers:
+class Disks:
+    """Small disks, each a tmpfs. `missing` is why there are none."""
+
+    def __init__(self, *places: Path) -> None:
+        self._mounted: list[Path] = []
+        self.missing = ""
+        for place in places:
+            self._mount(place)
+
+    def _mount(self, place: Path) -> None:
+        place.mkdir(parents=True)
+        command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", disk_name(), str(place)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            self.missing = f"a disk cannot be mounted: {done.stderr.strip()}"
+        else:
+            self._mounted.append(place)
+
+    def close(self) -> None:
+        """Remove them."""
+        for place in self._mounted:
+            subprocess.run(["umount", "-l", str(place)], check=False, capture_output=True)
+
+
+class StoreServers(ChaosStore):
     """Two servers and three Sentinels."""
 
-    kinds = frozenset(Kind) - {Kind.RESTART, Kind.SLOTS}
+    kinds = OF_NODES | {
+        Kind.KILL_MASTER, Kind.KILL_REPLICA, Kind.KILL_SENTINEL, Kind.FREEZE_MASTER,
+        Kind.FREEZE_REPLICA, Kind.FREEZE_SENTINEL, Kind.FAILOVER, Kind.MEMORY, Kind.DISK,
+    }  # fmt: skip
     may_lose = True
 
-    def __init__(self, folder: Path, host: str, enter: tuple[str, ...]) -> None:
-        folder.mkdir()
-        self._mounted: list[Path] = []
-        self.no_disks = ""
-        for name in ("redis-1", "redis-2"):
-            self._mount(folder / name)
+    def __init__(self, site: Site) -> None:
+        folder, host, enter = site.folder, site.host, site.enter
+        self._disks = Disks(folder / "redis-1", folder / "redis-2")
+        self.no_disks = self._disks.missing
         first = Server(folder / "redis-1", host, enter, SETTINGS)
         follows = f"{SETTINGS}replicaof {host} {first.port}\n"
         self.servers = (first, Server(folder / "redis-2", host, enter, follows))
@@ -170,15 +223,6 @@ class StoreServers:
     @property
     def all(self) -> tuple[Server, ...]:
         return (*self.servers, *self.sentinels)
-
-    def _mount(self, place: Path) -> None:
-        place.mkdir(parents=True)
-        command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", disk_name(), str(place)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            self.no_disks = f"a disk cannot be mounted: {done.stderr.strip()}"
-        else:
-            self._mounted.append(place)
 
     async def begin(self) -> None:
         """Start everything and wait until it is whole."""
@@ -289,8 +333,7 @@ class StoreServers:
         """End everything and remove the disks."""
         for server in self.all:
             server.kill()
-        for place in self._mounted:
-            subprocess.run(["umount", "-l", str(place)], check=False, capture_output=True)
+        self._disks.close()
 
 
 async def kill_or_freeze(server: Server, step: Step, note: Note) -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from tests.chaos.cluster import ClusterStore
 from tests.chaos.postgres import PostgresChaosStore
-from tests.chaos.store import ChaosStore, StoreServers
+from tests.chaos.replicas import ReplicaStore
+from tests.chaos.store import ChaosStore, Site, StoreServers
 
 SENTINEL = "sentinel"
-STORES: Mapping[str, Callable[[Path, str, tuple[str, ...]], ChaosStore]] = {
+STORES: Mapping[str, Callable[[Site], ChaosStore]] = {
     SENTINEL: StoreServers,
     "cluster": ClusterStore,
     "postgres": PostgresChaosStore,
+    "replicas": ReplicaStore,
 }
-"""Each takes a folder, the address of the store's machine, and the command that enters it."""

@@ -1,4 +1,4 @@
-"""Three minutes of chaos; and that a signal, and a machine without namespaces, leave no trace and a
+"""Some minutes of chaos; and that a signal, and a machine without namespaces, leave no trace and a
 true verdict."""
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ def traces(pid: int) -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-async def test_a_minute_of_faults_breaks_no_rule(tmp_path: Path) -> None:
+@pytest.mark.parametrize("store", ["sentinel", "replicas"])
+async def test_a_minute_of_faults_breaks_no_rule(tmp_path: Path, store: str) -> None:
     """The verdict depends on no time: on a slow machine the run does fewer steps."""
-    run = chaos(tmp_path / "log", "--minutes", "1", "--seed", "1")
+    run = chaos(tmp_path / "log", "--minutes", "1", "--seed", "1", "--store", store)
     await until(lambda: run.poll() is not None, "the end of the run")
     log = (tmp_path / "log").read_text()
     assert run.returncode == 0, log

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.replicas import is_whole
 from tests.chaos.resources import AGE_S, CEILING, Sample, Use, exceeded, use_of
 from tests.chaos.saving import Answer, Gap, Kept, judge
 from tests.chaos.steps import Kind
@@ -181,3 +182,26 @@ def test_a_log_may_have_no_traceback() -> None:
     assert tracebacks([("n1", "all is well"), ("n2", "Traceback (most recent call last)")]) == [
         "tracebacks of n2"
     ]
+
+
+FOUNDED = {"state": "founded", "ring": 2, "members": ["a", "b", "c"], "unmerged": 0}
+SPARE = {"state": "spare", "ring": 0, "members": [], "unmerged": 0}
+
+
+@pytest.mark.parametrize(
+    ("third", "whole"),
+    [
+        (FOUNDED, True),
+        (FOUNDED | {"unmerged": 1}, False),
+        (FOUNDED | {"ring": 3}, False),
+        (FOUNDED | {"members": ["a", "b", "d"]}, False),
+        (SPARE, False),
+        ({"state": "unreachable"}, False),
+        ({"state": "waiting", "ring": 2, "members": ["a", "b", "c"], "unmerged": 0}, False),
+    ],
+)
+def test_a_ring_is_whole_once_three_serve_in_it_and_two_are_spares(
+    third: dict[str, object], whole: bool
+) -> None:
+    assert is_whole([FOUNDED, FOUNDED, third, SPARE, SPARE]) is whole
+    assert is_whole([SPARE, third, FOUNDED, SPARE, FOUNDED]) is whole

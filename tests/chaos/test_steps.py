@@ -46,7 +46,7 @@ def test_kinds_that_are_left_out_do_not_change_the_others() -> None:
 @pytest.mark.parametrize("store", STORES.values(), ids=STORES)
 def test_each_store_suffers_the_faults_of_nodes_and_some_of_its_own(store: Any) -> None:
     assert store.kinds > OF_NODES
-    assert {Kind.KILL_MASTER, Kind.FREEZE_MASTER} <= store.kinds
+    assert {Kind.KILL_MASTER, Kind.KILL_REPLICA} & store.kinds
     dealt = steps(7, without=frozenset(Kind) - store.kinds)
     drawn = Counter(step.kind for step in islice(dealt, 2 * len(store.kinds)))
     assert not_done(drawn, store.kinds) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -120,3 +121,14 @@ class Load:
         for entity, state in zip(self.acked, states, strict=True):
             assert state is not None, entity
             assert self.acked[entity] <= int(state) <= self.sent[entity]
+
+
+def replica_processes(path: Path) -> list[int]:
+    """The processes of replicas whose disks are below this path."""
+    pids = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError, ValueError):
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            if b"serve" in words and any(bytes(path) in word for word in words):
+                pids.append(int(entry.name))
+    return pids

@@ -18,7 +18,7 @@ from tests.ports import free_block, free_port
 from tests.process import warm
 from tests.process.app import Balance
 from tests.process.nodes import QUICK, NodeProcess, Processes
-from tests.process.test_replicas import replica_processes
+from tests.process.served_replicas import replica_processes
 from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.long

@@ -9,7 +9,6 @@ import signal
 import sys
 from collections import Counter
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -17,6 +16,7 @@ from examples.ledger import Account
 from shardbus import ShardBusError
 from tests.ports import free_block
 from tests.process.nodes import NodeProcess, Processes
+from tests.process.served_replicas import replica_processes
 from tests.process.test_reminders import rung
 from tests.waiting import until
 
@@ -83,17 +83,6 @@ async def add(trio: Trio, entity: str, acked: Counter[str], sent: Counter[str], 
             with suppress(ShardBusError, TimeoutError):
                 await client.call("account", entity, "add", 1)
                 acked[entity] += 1
-
-
-def replica_processes(path: Path) -> list[int]:
-    """The processes of replicas whose disks are below this path."""
-    pids = []
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError, ValueError):
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            if b"serve" in words and any(bytes(path) in word for word in words):
-                pids.append(int(entry.name))
-    return pids
 
 
 @pytest.mark.parametrize("store", ["cluster://", "cluster://?durability=memory"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections import Counter
 from typing import Any
 
@@ -15,6 +16,8 @@ from tests.waiting import until
 pytestmark = pytest.mark.long
 
 ZONES = "abcb"
+SAVES = 500
+"""One after the other, they take longer than a replica that nobody needs stays."""
 
 
 @pytest.fixture
@@ -80,3 +83,27 @@ async def test_the_ring_is_repaired_without_a_hand_and_saves_stay_exact(lab: Pro
     await operate(quartet, "add", f"127.0.0.1:{quartet.ports[lost] + 2}")
     await until(lambda: has({0, 1, 2, 3}), "four members")
     assert await quartet.totals() == totals
+
+
+async def test_the_last_nodes_keep_their_store_although_a_spare_runs(lab: Processes) -> None:
+    quartet = Trio(lab, 4)
+    quartet.begin()
+    await quartet.agree()
+
+    async def members() -> list[int]:
+        numbers = [n for n, row in (await replicas_at(quartet, 0)).items() if row["member"]]
+        return numbers if len(numbers) == 3 else []
+
+    first, second, last = await until(members, "the ring")
+    for number in (first, second):
+        quartet.nodes[number].signal(signal.SIGTERM)
+    leavers = [quartet.nodes[number] for number in (first, second)]
+    await until(lambda: all("left the cluster" in n.err.read_text() for n in leavers), "two leave")
+    [spare] = {0, 1, 2, 3} - {first, second, last}
+    async with lab.client(quartet.nodes[last], quartet.nodes[spare], timeout=30.0) as client:
+        await leavers[0].ended()
+        for count in range(1, SAVES + 1):
+            assert await client.call("account", ACCOUNTS[0], "add", 1) == count
+    for number in (spare, last):
+        quartet.nodes[number].signal(signal.SIGTERM)
+    assert await asyncio.gather(*(node.ended() for node in quartet.nodes.values())) == [0] * 4

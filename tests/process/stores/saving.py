@@ -97,7 +97,11 @@ class Savers:
 
 async def stored_totals(url: str, names: list[str]) -> dict[str, int]:
     """Read the totals from the store."""
-    store = open_store(url, cluster="lab", timeout=10.0)
+    return await totals_in(open_store(url, cluster="lab", timeout=10.0), names)
+
+
+async def totals_in(store: StateStore, names: list[str]) -> dict[str, int]:
+    """Open a store, and read the totals from it."""
     await store.start()
     try:
         return {name: await _total(store, name) for name in names}

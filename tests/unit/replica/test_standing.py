@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+from random import Random
+
+import pytest
+from msgspec.structs import replace
+
 from shardbus.ids import Address
 from shardbus.replica.standing import ReplicaState, Standing
-from shardbus.replication.disk_life import GRACE_S
+from shardbus.replication.disk_life import GRACE_S, SILENT_S, DiskVerdict
 from shardbus.replication.founding import Founding
 from shardbus.replication.moves import AskDisk, PlaceRecord, RingDisk
 from shardbus.replication.ring import (
@@ -18,6 +24,7 @@ from shardbus.replication.ring import (
 from shardbus.replication.ring_repair import GivesWay, RepairWaits
 from shardbus.replication.values import PARTITIONS
 from shardbus.wire.disk_frames import DiskState
+from shardbus.wire.replica_frames import ReportBody
 
 PEERS = tuple(Address("10.0.0.1", 7000 + n) for n in range(3))
 FOUR = (*PEERS, Address("10.0.0.1", 7003))
@@ -328,3 +335,124 @@ def test_a_restart_and_a_sleep_begin_the_time_anew() -> None:
     them.now += 3600.0  # all machines sleep
     pass_time(them, 3, without=(2,))
     assert decisions(them, 0, 1) == [None, None]
+
+
+def dispensable(them: Trio) -> list[int]:
+    """The replicas that may end."""
+    return [each.number for each in them.all if each.standing.is_dispensable(them.now)]
+
+
+def test_a_replica_that_leaves_may_end_once_a_majority_knows_it_and_serves() -> None:
+    them = Trio(FOUR)
+    leaver = them.all[1]
+    leaver.standing.leaves = True
+    assert dispensable(them) == [], "the others have not heard of it"
+    them.reports(times=1)
+    assert dispensable(them) == [1]
+    them.now += SILENT_S + 1.0
+    assert dispensable(them) == [], "the others may stand still"
+    them.reports(without=(2,), times=1)
+    assert dispensable(them) == [], "a spare has no rows"
+
+
+def test_a_replica_that_leaves_waits_for_one_that_starts() -> None:
+    them = Trio()
+    again = them.restart(2)
+    them.all[1].standing.leaves = True
+    for other in (again, them.all[0], again, them.all[0]):
+        them._report(other, them.all[1])
+    assert (again.serves, dispensable(them)) == (False, [])
+    them.reports(times=2)
+    assert (again.serves, dispensable(them)) == (True, [1])
+
+
+def test_a_replica_of_an_earlier_release_counts() -> None:
+    them = Trio()
+    leaver = them.all[0]
+    leaver.standing.leaves = True
+    for other in them.all[1:]:
+        report = other.standing.report(other.stored, None, them.now)
+        assert report.leaving == ()
+        leaver.standing.on_report(replace(report, leaving=None), leaver.stored, them.now)
+    assert dispensable(them) == [0]
+
+
+class Leaving:
+    """Three replicas of which some leave. Reports take their time, each link keeps their order, and
+    the end of a process is the last news on its links."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice, self.them = Random(seed), Trio()
+        self.to_leave = self.dice.sample(range(3), self.dice.choice((2, 3)))
+        pairs = ((a, b) for a in range(3) for b in range(3) if a != b)
+        self.links: dict[tuple[int, int], list[ReportBody | None]] = {pair: [] for pair in pairs}
+        self.ended: list[int] = []
+
+    def step(self) -> None:
+        """Do something that may come next."""
+        moves = [partial(self.arrive, *link) for link, bodies in self.links.items() if bodies]
+        if len(moves) < 5:
+            moves += [partial(self.report, number) for number in range(3)]
+        if self.to_leave:
+            moves.append(self.leave)
+        self.dice.choice(moves)()
+        for number in self.dice.sample(range(3), 2):
+            self.look(number)
+
+    def settle(self) -> None:
+        """Let everything arrive, and all report again."""
+        for _ in range(4):
+            for number in range(3):
+                self.report(number)
+            while any(self.links.values()):
+                self.arrive(*next(link for link, bodies in self.links.items() if bodies))
+            for number in range(3):
+                self.look(number)
+
+    def leave(self) -> None:
+        number = self.to_leave.pop()
+        self.them.all[number].standing.leaves = True
+        self.report(number)
+
+    def report(self, number: int) -> None:
+        self.send(number, [other for other in range(3) if other != number], None)
+
+    def send(self, number: int, receivers: list[int], verdict: DiskVerdict | None) -> None:
+        replica = self.them.all[number]
+        if number not in self.ended:
+            body = replica.standing.report(replica.stored, verdict, self.them.now)
+            for receiver in receivers:
+                self.links[number, receiver].append(body)
+
+    def arrive(self, sender: int, receiver: int) -> None:
+        body, replica = self.links[sender, receiver].pop(0), self.them.all[receiver]
+        if receiver in self.ended:
+            return
+        if body is None:
+            replica.standing.on_silent(PEERS[sender])
+            return
+        verdict, _ = replica.standing.on_report(body, replica.stored, self.them.now)
+        replica.store()
+        if not body.answers:
+            self.send(receiver, [sender], verdict)
+
+    def look(self, number: int) -> None:
+        """End a replica that leaves and may end."""
+        standing = self.them.all[number].standing
+        gone = number in self.ended
+        if standing.leaves and not gone and standing.is_dispensable(self.them.now):
+            self.ended.append(number)
+            for link, bodies in self.links.items():
+                if link[0] == number:
+                    bodies.append(None)
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_of_replicas_that_leave_at_the_same_time_one_ends(seed: int) -> None:
+    leaving = Leaving(seed)
+    for _ in range(40):
+        leaving.step()
+    while leaving.to_leave:
+        leaving.leave()
+    leaving.settle()
+    assert len(leaving.ended) == 1

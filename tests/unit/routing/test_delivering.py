@@ -1,5 +1,5 @@
 """Deliveries and keyed asks whose client closes: each has one error, which shows whether a handler
-may have run."""
+may have run. A delivery that is refused leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from shardbus.errors import (
     BufferFull,
     LocalProtocolError,
     MailboxFull,
+    MessageTooLarge,
     NodeLost,
     RequestError,
     SchemaError,
@@ -23,7 +24,7 @@ from shardbus.errors import (
     Unhandled,
     UnknownEntityType,
 )
-from shardbus.routing.delivering import DeliveryCounts, DeliverySender
+from shardbus.routing.delivering import PAYLOAD_MAX, DeliveryCounts, DeliverySender
 from tests.virtual_time import virtual
 
 CLOSED = LocalProtocolError("the client is closed")
@@ -136,8 +137,35 @@ async def test_a_stored_delivery_waits_for_a_release_that_takes_it(error: Except
 
 @pytest.mark.parametrize("error", OF_A_RELEASE, ids=repr)
 @virtual
-async def test_a_caller_that_awaits_its_delivery_gets_such_an_error_at_once(error: Exception) -> None:
+async def test_a_caller_that_awaits_its_delivery_gets_such_an_error_at_once(
+    error: Exception,
+) -> None:
     sender: Any = Failing(error)
     with pytest.raises(type(error)):
         await deliverer().deliver(sender, "x", "add", b"")
     assert sender.sent == 1
+
+
+@pytest.mark.parametrize("earlier", [0, 1, 2, 3], ids="{} before".format)
+@pytest.mark.parametrize("closed", [False, True], ids=["open", "closed"])
+@pytest.mark.parametrize("size", [0, PAYLOAD_MAX, PAYLOAD_MAX + 1])
+@virtual
+async def test_a_delivery_is_sent_refused_or_waits_for_room(
+    size: int, closed: bool, earlier: int
+) -> None:
+    sender: Any = Failing()
+    deliveries = deliverer(window=2)
+    for _ in range(earlier):
+        deliveries.deliver(sender, "x", "add", b"")
+    if closed:
+        deliveries.close("the client is closed")
+    before = sender.sent, deliveries.unconfirmed
+    refusal = LocalProtocolError if closed else MessageTooLarge if size > PAYLOAD_MAX else None
+    if refusal is None:
+        deliveries.deliver(sender, "x", "add", bytes(size))
+        assert deliveries.unconfirmed == earlier + 1
+        assert sender.sent == min(earlier + 1, 2)
+    else:
+        with pytest.raises(refusal):
+            deliveries.deliver(sender, "x", "add", bytes(size))
+        assert (sender.sent, deliveries.unconfirmed) == before
