@@ -68,10 +68,21 @@ async def _hand_off(node: Node, progress: Progress) -> None:
         ends: set[asyncio.Future[Any]] = {drained, node.membership.cluster_stops}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if drained.done():
-            await _until(node, lambda: not _awaits_homes(node), longest_move(node))
+            await _await_homes(node)
             return
     progress(f"the whole cluster stops: stopping {_hosted(node)}")
     await asyncio.gather(*(region.stop_here() for region in node.regions.values()))
+
+
+async def _await_homes(node: Node) -> None:
+    """Wait for the homes of messages, for as long as a move may take, but for `PART_S` at most once
+    no region may take shards, as if all nodes leave at a time."""
+    now = node.loop.time
+    until, may_find = now() + longest_move(node), now()
+    while _awaits_homes(node) and now() < min(until, may_find + PART_S):
+        if not any(region.router.region.lacks_regions for region in node.regions.values()):
+            may_find = now()
+        await asyncio.sleep(POLL_S)
 
 
 async def _leave(node: Node, progress: Progress) -> None:

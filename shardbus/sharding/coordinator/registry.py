@@ -43,7 +43,7 @@ from shardbus.sharding.coordinator.moves import Moves
 from shardbus.sharding.coordinator.outbox import HomeMessage, Outbox
 from shardbus.sharding.coordinator.starts import PendingStarts
 from shardbus.sharding.events import CoordinatorEffect, MembersChanged, Note, Send
-from shardbus.sharding.messages import Home, Register, RegisterRefused
+from shardbus.sharding.messages import NO_REGION, Home, Register, RegisterRefused
 from shardbus.sharding.versions import Order, order_of
 
 LOSS_PATIENCE = 15.0
@@ -168,14 +168,18 @@ class Registry:
         if not self._enough and (why := self._too_few()):
             return why
         self._enough = True
-        return "" if self.candidates() else "no region may take shards"
+        return "" if self.candidates() else NO_REGION
 
     def _too_few(self) -> str:
         """Return how many regions have registered and must; empty if enough have."""
         regions = sum(not proxy for proxy in self.registered.values())
         able = sum(not self.registered.get(node, False) for node in self._versions)
         least = max(self._min_members, min(self._cluster_minimum, able))
-        return "" if regions >= least else f"{regions} of {counted(least, 'region')} registered"
+        if regions >= least:
+            return ""
+        if self.registered and not regions:
+            return NO_REGION  # all of them have moved their shards away, or are proxies
+        return f"{regions} of {counted(least, 'region')} registered"
 
     def unsettled(self) -> str:
         """Return why nothing may be rebalanced now, though shards get homes; empty if it may."""

@@ -164,6 +164,11 @@ class ShardRegion:
         """Return why a shard has no home that takes messages, and the home that it had last."""
         return self.routing.absence_of(shard)
 
+    @property
+    def lacks_regions(self) -> bool:
+        """True if messages wait for shards that no region may take."""
+        return self.buffered[0] > 0 and self.routing.requests.lacks_regions
+
     def why_waiting(self, shard: str) -> str:
         """Return why a requested shard has no home, empty if that is not known."""
         return self.routing.requests.why_waiting(shard)
