@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from shardbus.config.settings import DeliverySettings
+from shardbus.deliveries.producer import DeliveryEnd
 from shardbus.errors import (
     AskTimeout,
     BufferFull,
@@ -19,6 +20,7 @@ from shardbus.errors import (
     NodeLost,
     RequestError,
     SchemaError,
+    StateUnreadable,
     Unhandled,
     UnknownEntityType,
 )
@@ -29,6 +31,11 @@ CLOSED = LocalProtocolError("the client is closed")
 IN_DOUBT = [NodeLost("gone"), AskTimeout("late")]
 DEFINITE = [BufferFull("full"), MailboxFull("full")]
 REFUSED = [UnknownEntityType("none"), SchemaError("no")]
+OF_A_RELEASE = [
+    UnknownEntityType("none"),
+    StateUnreadable("newer", entity_type="page", entity_id="x", version=2),
+]
+"""Errors that the node of another release does not give."""
 
 
 class Failing:
@@ -52,8 +59,10 @@ class Failing:
             outcome.set_exception(self.errors.pop(0))
         return outcome
 
-    def ask_for(self, *message: Any) -> None:
+    def ask_for(self, answer: Any, *message: Any) -> None:
         self.sent += 1
+        if self.errors:
+            answer.set_exception(self.errors.pop(0))
 
 
 def deliverer(**settings: Any) -> DeliverySender:
@@ -109,6 +118,32 @@ async def test_deliveries_that_a_close_ends_say_whether_they_were_sent() -> None
         (NodeLost, True),
         (NodeLost, True),
     ]
+
+
+@pytest.mark.parametrize("error", [*OF_A_RELEASE, SchemaError("no")], ids=repr)
+@virtual
+async def test_a_stored_delivery_waits_for_a_release_that_takes_it(error: Exception) -> None:
+    sender: Any = Failing(*[error] * 30)
+    deliveries, ends = deliverer(attempts=3), list[tuple[Any, ...]]()
+    letter = deliveries.letter(sender, "x", "add", b"", lambda *end: ends.append(end))
+    deliveries.offer(letter, ("page", "x"))
+    await asyncio.sleep(600)
+    if isinstance(error, SchemaError):
+        assert (ends, sender.sent) == ([(DeliveryEnd.REFUSED, error)], 1)
+    else:
+        assert not ends
+        assert sender.sent > 10
+
+
+@pytest.mark.parametrize("error", OF_A_RELEASE, ids=repr)
+@virtual
+async def test_a_caller_that_awaits_its_delivery_gets_such_an_error_at_once(
+    error: Exception,
+) -> None:
+    sender: Any = Failing(error)
+    with pytest.raises(type(error)):
+        await deliverer().deliver(sender, "x", "add", b"")
+    assert sender.sent == 1
 
 
 @pytest.mark.parametrize("earlier", [0, 1, 2, 3], ids="{} before".format)
