@@ -248,30 +248,30 @@ class Registrar:
         if not register.proxy:
             self._reconcile(node, register.hosted, now)
         moving, direct = self._moves.handoffs, self._direct
-        known = [
+        homes = [
             home
             for home in self._ledger.homes()
             if home.shard not in moving
             and (home.shard not in direct or direct.home_of(home.shard) == home)
         ]
-        self._outbox.add(node, HomeMessage.REGISTER_ACK, known)
+        self._outbox.add(node, HomeMessage.REGISTER_ACK, homes)
         direct.on_registered(node, self._registry.registered)
         return new
 
     def _reconcile(self, node: NodeId, hosted: tuple[Home, ...], now: float) -> None:
         """Compare the region's shards with the table, and settle each difference."""
-        found = self._ledger.reconcile(node, hosted)
-        for home in found.adopted:
+        findings = self._ledger.reconcile(node, hosted)
+        for home in findings.adopted:
             self.notes.append(Note("adopted", f"shard {home.shard} at {node}"))
             if not self._direct.on_reported(home):
                 self._forget(home.shard)
-        for home in found.renewed:  # HostShard restarts it, once this is stored
+        for home in findings.renewed:  # HostShard restarts it, once this is stored
             self.notes.append(Note("renewed", f"shard {home.shard} at {node}"))
             self._forget(home.shard)
-        for home in found.confirmed:
+        for home in findings.confirmed:
             self._starts.forget(home.shard)
-        for home in found.losers:
+        for home in findings.losers:
             self._outbox.add(home.node, HomeMessage.HANDOFF, (home,))
-        for home in found.missing:
+        for home in findings.missing:
             if self._settled(home.shard) == home:
                 self._starts.host(home, now)

@@ -120,9 +120,9 @@ class ShardRegion:
         if self._me is None:
             return ()
         return tuple(
-            Home(shard, self._me, one.fence)
-            for shard, one in self._hosted.items()
-            if one.state is not HostedState.PREPARED
+            Home(shard, self._me, hosted.fence)
+            for shard, hosted in self._hosted.items()
+            if hosted.state is not HostedState.PREPARED
         )
 
     @property
@@ -353,11 +353,11 @@ class ShardRegion:
                         if not ordered:
                             self.routing.note_unordered(move, mode)
             case msg.AckWanted(moves):
-                wanted = [move for move in moves if move.new.node == sender]
-                for move in wanted:
+                to_sender = [move for move in moves if move.new.node == sender]
+                for move in to_sender:
                     if move.old.node == self._me:  # it counts its own with HomesMoved
                         self._outgoing.on_ack_wanted(move)
-                mine = tuple(move for move in wanted if move.old.node != self._me)
+                mine = tuple(move for move in to_sender if move.old.node != self._me)
                 self._acknowledge(mine)
                 for move in mine:
                     self.routing.on_moved(move, self.epoch, now, ordered=True)
