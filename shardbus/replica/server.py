@@ -491,8 +491,8 @@ class ReplicaServer:
         now, standing = self._clock(), self._standing
         if now - self._counted_at >= self._repair:
             self._counted_at = now
-            standing.counter += 1
-            self._turns.soon()
+            if standing.count():
+                self._turns.soon()
         standing.tick(now, self._turns.stored)
         self._note_serving()
         self._place.away = set(standing.away)

@@ -279,6 +279,13 @@ class Standing:
         self.registry.keep(ring.disks)
         return effects
 
+    def count(self) -> bool:
+        """Count a `repair_interval` that has passed. Returns True if there is a count to store: a
+        disk that does not vote counts starts only. Otherwise a refused disk would reach the count
+        that others know, and one whose intervals are shorter than `GRACE_S` would never vote."""
+        self.counter += self.life.votes
+        return self.life.votes
+
     def tick(self, now: float, stored: DiskState) -> None:
         """Show the stored counter, and judge the answers to it. A process that did not run for a
         while, as on a machine that slept, has missed no disk meanwhile."""

@@ -2,11 +2,12 @@
 
 A disk that was wiped, set back to an older copy, or copied to another machine must not vote: it has
 forgotten promises and values that others rely on. So each disk has a random id and a count. The
-count grows with each start and then with each `repair_interval`; the other disks of the ring write
-down the highest counter that each disk has shown them, and with it the run of its process, a random
-number. A disk shows id, counter and run to the others, and votes only while they accept it: all of
-them, or, after `GRACE_S`, a majority of the ring with itself, and none refuses it. A majority alone
-is not enough at once: of three disks one may know the counter, and the other one accept the disk.
+count grows with each start and, while the disk votes, with each `repair_interval`; the other disks
+of the ring write down the highest counter that each disk has shown them, and with it the run of its
+process, a random number. A disk shows id, counter and run to the others, and votes only while they
+accept it: all of them, or, after `GRACE_S`, a majority of the ring with itself, and none refuses
+it. A majority alone is not enough at once: of three disks one may know the counter, and the other
+one accept the disk.
 
 | a disk shows | the other disk | |
 |---|---|---|

@@ -74,7 +74,10 @@ from shardbus.wire.batch import PAYLOAD_BYTES_MAX
 from shardbus.wire.schema import Decode, check_method
 
 DEFINITE = (SchemaError, UnknownEntityType, MessageTooLarge, StateUnreadable, KeyReused)
-"""Errors after which a delivery is not tried again."""
+"""Errors after which a delivery is not tried again, but for a stored one after those in `LATER`."""
+LATER = (UnknownEntityType, StateUnreadable)
+"""Those of them after which a stored delivery waits: another release may have the type, or read the
+state, and its sender may be gone."""
 NOT_READY = frozenset({
     "StoreUnavailable", "StaleFence", "StaleActivation", "StoreError", "CancelledError",
 })  # fmt: skip
@@ -385,8 +388,8 @@ class DeliverySender:
         outcome = outcome_of(error)
         if isinstance(error, Rejection):
             letter.rejection = error
-        elif isinstance(error, UnknownEntityType) and not isinstance(letter.end, Future):
-            outcome = SendOutcome.NOT_NOW  # it is stored, and a member may have the type later
+        elif isinstance(error, LATER) and not isinstance(letter.end, Future):
+            outcome = SendOutcome.NOT_NOW
         self._report(letter, round, outcome, error)
 
     def _report(

@@ -10,7 +10,8 @@
 Laws: messages leave in the order in which they were put. A tell is dropped, and counted, only after
 the router has refused tells for the whole timeout without a break. An ask leaves with the rest of
 its time, or fails once that is over. A tell that may not wait is refused only if it would wait. A
-closed client takes nothing. At rest nothing waits, and each ask has an outcome.
+closed client takes nothing. The queue counts the bytes of its messages, and no others. At rest
+nothing waits, and each ask has an outcome.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 from unittest.mock import patch
 
 from shardbus.client import thread_bridge
-from shardbus.client.thread_bridge import ThreadBridge
+from shardbus.client.thread_bridge import ITEM_BYTES, ThreadBridge
 from shardbus.errors import BufferFull, LocalProtocolError, RequestError
 from shardbus.wire.schema import decode_value
 from tests.explore.on_a_loop import LoopOfWorld
@@ -143,6 +144,8 @@ class BridgeWorld:
         sent = self.router.sent
         assert not self.router.wrong, self.router.wrong
         assert sent == sorted(set(sent)), f"sent in the order {sent}"
+        weight = sum(len(item[3]) + ITEM_BYTES for item, _ in self.bridge._queue)
+        assert self.bridge._weight == weight, f"{self.bridge._weight} bytes count for {weight}"
         if self.bridge.dropped > self.dropped:
             since = self.router.refused_since
             refused = 0.0 if since is None else self.world.loop.time() - since

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from shardbus import AskTimeout, ConfigError, Entity, Refused, ShardBus, UnknownEntityType, handler
 from shardbus.admin.administration import Administration
-from shardbus.admin.metric_catalogue import METRICS, PREFIX
+from shardbus.admin.metric_catalogue import METRICS, PREFIX, Group
 from shardbus.admin.pages import entities as entity_pages
 from shardbus.admin.pages import health
 from shardbus.ids import NodeId
@@ -330,6 +330,13 @@ SERIES = {
 }
 
 
+QUIET = {
+    "messages_refused", "asks_hedged", "messages_rerouted", "deliveries_not_handled", "phi",
+    "pod_deletion_cost",
+}  # fmt: skip
+"""Metrics whose samples begin with the first occurrence, or later than the node."""
+
+
 async def test_metrics_have_the_names_and_kinds_of_the_api(nodes: Nodes) -> None:
     pair = await two(nodes)
     async with http(pair[0]) as client:
@@ -351,6 +358,12 @@ async def test_metrics_have_the_names_and_kinds_of_the_api(nodes: Nodes) -> None
     for declared in METRICS:
         for sample in families[f"{PREFIX}{declared.name}"].samples:
             assert sample.labels.keys() - {"le"} == set(declared.labels), declared.name
+    groups = (Group.MESSAGES, Group.CLUSTER, Group.NODE)
+    expected = {m.name for m in METRICS if m.group in groups} - QUIET
+    assert {name for name in expected if not families[f"{PREFIX}{name}"].samples} == set()
+    assert {(s.labels["status"], s.value) for s in families["shardbus_members"].samples} == {
+        ("up", 2)
+    }
 
 
 async def test_B150_latencies_of_handlers_mailboxes_homes_and_asks_count_every_message(

@@ -190,6 +190,27 @@ async def test_a_node_with_few_descriptors_says_so_and_keeps_some_for_itself(
     assert await node.terminate() == 0
 
 
+async def test_a_node_without_a_descriptor_ends_who_waits_and_serves_its_clients(
+    lab: Processes, descriptors: None
+) -> None:
+    node = await lab.start()
+    limits = resource.prlimit(node.process.pid, resource.RLIMIT_NOFILE)
+    async with lab.client() as client:
+        assert await client.ref(Page, "page-1").hit(1, 1) == 1
+        resource.prlimit(node.process.pid, resource.RLIMIT_NOFILE, (opened(node), limits[1]))
+        strangers = [socket.create_connection(("127.0.0.1", node.port)) for _ in range(20)]
+        for stranger in strangers:
+            stranger.settimeout(PATIENCE_S)
+            with stranger, suppress(ConnectionError):
+                while await asyncio.to_thread(stranger.recv, 4096):
+                    pass
+        assert await client.ref(Page, "page-1").hit(1, 2) == 2
+        resource.prlimit(node.process.pid, resource.RLIMIT_NOFILE, limits)
+    async with lab.client() as client:
+        assert await client.ref(Page, "page-1").hit(1, 3) == 3
+    assert "Traceback" not in node.err.read_text()
+
+
 async def test_who_subscribes_to_what_no_node_has_is_ended(lab: Processes) -> None:
     node = await lab.start()
     dice = random.Random(3)

@@ -98,10 +98,11 @@ def instances_above_the_number_stay(patch: Patch) -> None:
     patch.setattr(InstanceRows, "update", silently)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("plant", "rule", "nodes", "first"),
     [
-        pytest.param(rows_wait_for_the_node_of_a_sibling, "I11", None, 0, marks=pytest.mark.long),
+        (rows_wait_for_the_node_of_a_sibling, "I11", None, 0),
         (instances_share_nodes, "rows", None, 0),
         (instances_above_the_number_stay, "I11", 3, 15),  # some nodes must not come back
     ],

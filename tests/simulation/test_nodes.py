@@ -42,12 +42,19 @@ SMOOTH: dict[str, Any] = {
 }  # fmt: skip
 """Runs that once broke something had none of these."""
 
+ENDS = (
+    "handled", "refused", "unsure", "lost_with_their_sender", "lost_with_another",
+    "counted_as_dropped",
+)  # fmt: skip
+"""The ends of a message: each has one."""
+
 
 @pytest.mark.parametrize("block", [0, *long_only(1), *soak_only(*range(2, SEEDS // BLOCK))])
 def test_nothing_breaks(block: int) -> None:
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
         outcome = simulate_nodes(draw_node_options(seed, seconds=SECONDS))
         assert outcome.broken is None, outcome.report()
+        assert outcome.counts["letters"] == sum(outcome.counts[end] for end in ENDS)
 
 
 @pytest.mark.long

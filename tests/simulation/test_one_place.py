@@ -106,10 +106,8 @@ def test_no_entity_is_handled_in_two_places_for_hundreds_of_seeds() -> None:
         assert outcome.broken is None, outcome.report()
 
 
-@pytest.mark.parametrize(
-    ("seed", "like"),
-    [*QUICK, *LONG],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("seed", "like"), [*QUICK, *LONG])
 def test_without_suspension_entities_are_handled_in_two_places(
     seed: int, like: dict[str, Any], monkeypatch: Patch
 ) -> None:

@@ -406,26 +406,8 @@ def first_broken(seeds: Iterable[int], where: dict[str, Any]) -> Run | None:
     return next((run for run in runs if run.broken), None)
 
 
-SLOW_CONFIGURED = (
-    a_lease_won_for_one_split_decides_about_the_next,
-    each_side_has_a_lease_of_its_own,
-    the_winner_does_not_wait_for_the_losers,
-    one_vote_less_is_a_quorum_too,
-    weakly_up_is_never_off,
-    the_oldest_stays_though_it_is_alone,
-    patience_has_no_end,
-    a_lease_that_was_refused_is_taken_as_granted,
-)
-
-
-@pytest.mark.parametrize(
-    "plant",
-    [
-        *(plant for plant in CONFIGURED if plant not in SLOW_CONFIGURED),
-        *long_only(*SLOW_CONFIGURED),
-    ],
-    ids=lambda plant: plant.__name__,
-)
+@pytest.mark.long
+@pytest.mark.parametrize("plant", CONFIGURED, ids=lambda plant: plant.__name__)
 def test_a_fault_planted_in_a_configured_cluster_is_found(plant: Plant, monkeypatch: Patch) -> None:
     plant(monkeypatch)
     configured = CONFIGURED[plant]
@@ -446,6 +428,8 @@ def test_a_forgotten_member_that_is_down_and_may_not_know_it_leaves_two_sides(
 
 
 SLOW = (
+    who_is_ready_to_stop_is_missed,
+    unreachable_is_not_spread,
     who_is_gone_is_probed,
     silence_is_never_noticed,
     a_probe_without_an_answer_counts_as_a_death,

@@ -14,7 +14,6 @@ import pytest
 
 from shardbus.simulation.nodes.options import NodeOptions, draw_node_options
 from shardbus.simulation.nodes.run import simulate_nodes
-from tests.markers import long_only
 from tests.records import replace
 from tests.simulation import move_defects as defects
 from tests.simulation.test_move_kills import in_good_order, kills_come_a_turn_late
@@ -80,21 +79,14 @@ PLANTED = (
         0, defects.a_region_keeps_any_number_of_messages, ("bound",), like={"buffer_size": 5}
     ),
 )
-QUICK = ("what_a_mode",)
 
 
 def name_of(planted: PlantedInMoves) -> str:
     return planted.plant.__name__
 
 
-@pytest.mark.parametrize(
-    "planted",
-    [
-        *(fault for fault in PLANTED if name_of(fault).startswith(QUICK)),
-        *long_only(*(fault for fault in PLANTED if not name_of(fault).startswith(QUICK))),
-    ],
-    ids=name_of,
-)
+@pytest.mark.long
+@pytest.mark.parametrize("planted", PLANTED, ids=name_of)
 def test_a_planted_defect_of_moves_is_found(planted: PlantedInMoves, monkeypatch: Patch) -> None:
     """The known seed comes first. Without the defect that run is sound."""
     planted.plant(monkeypatch)

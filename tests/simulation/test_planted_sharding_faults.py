@@ -174,6 +174,7 @@ def name_of(planted: Planted) -> str:
 
 
 SLOW = {
+    "a_full_socket_is_tried_once",
     "whoever_refuses_once_is_dead_for_ever",
     "duplicates_are_taken",
     "a_load_does_not_raise_the_fence",

@@ -109,6 +109,7 @@ FOUND: dict[Plant, tuple[str, Options]] = {
 """By defect: the rule that finds it, and the run."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("plant", FOUND, ids=lambda plant: plant.__name__)
 def test_a_planted_fault_is_found(plant: Plant, monkeypatch: Patch) -> None:
     rule, options = FOUND[plant]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from shardbus.deliveries import durable_mailbox
 from shardbus.deliveries.durable_mailbox import (
     QUIET_LOOKS,
     Acceptance,
@@ -81,6 +82,24 @@ def test_messages_that_arrive_meanwhile_share_the_next_append() -> None:
     assert kinds(box.on_appended()) == ["Confirm", "AppendMail", "Hand"]
     assert kinds(box.on_appended()) == ["Confirm", "Confirm"]
     assert [mail.place for mail in (first, *others)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+@pytest.mark.parametrize("bound", ["APPEND_MAX", "APPEND_BYTES"])
+def test_an_append_ends_at_its_bounds_and_the_rest_is_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, bound: str, most: int
+) -> None:
+    mails = [mail_of("p", seq) for seq in range(1, 9)]
+    each = len(mails[0].data) if bound == "APPEND_BYTES" else 1
+    monkeypatch.setattr(durable_mailbox, bound, most * each)
+    box, groups = box_of(), list[tuple[Mail, ...]]()
+    effects = [effect for mail in mails for effect in box.arrives(mail)]
+    while box.step is StoreStep.APPEND:
+        groups += [effect.group for effect in effects if isinstance(effect, AppendMail)]
+        effects = box.on_appended()
+    assert [mail for group in groups for mail in group] == mails
+    full, rest = divmod(len(mails) - 1, most)
+    assert [len(group) for group in groups] == [1, *[most] * full, *[rest] * (rest > 0)]
 
 
 def test_messages_are_handled_one_at_a_time_in_order() -> None:

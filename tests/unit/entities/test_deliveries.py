@@ -271,6 +271,18 @@ async def test_an_ask_whose_result_was_lost_says_so() -> None:
         assert (await account.balance()).got == [5, 6]
 
 
+async def test_no_result_is_lost_of_a_handler_that_leaves_the_save_to_the_node() -> None:
+    async with TestCluster(bus, nodes=2, seed=3) as cluster:
+        account = cluster.client().ref(Account, "a")
+        assert await account.earn.ask(5, key="one") == 5
+        saved = cluster.store.next_save(Account, "a")
+        asked = asyncio.ensure_future(account.earn.ask(6, key="two"))
+        await saved  # of the effect and its result
+        await cluster.kill(cluster.where(Account, "a") or cluster.nodes[0])
+        assert [await asked, await account.earn.ask(6, key="two")] == [11, 11]
+        assert (await account.balance()).cents == 11
+
+
 async def test_a_key_is_for_one_request() -> None:
     """As an idempotency key of a payment service: the repeat of a request gets its result, another
     request gets an error, and its handler is not called."""

@@ -165,6 +165,35 @@ def test_a_set_back_disk_is_refused_and_then_given_up() -> None:
     assert "set back" in again.standing.is_lost(trio.now)
 
 
+def test_a_set_back_disk_does_not_reach_the_count_that_others_know() -> None:
+    trio = Trio()
+    older = trio.all[2].log
+    for _ in range(3):
+        assert trio.all[2].standing.count()
+        trio.all[2].store()
+        trio.reports()
+    trio.all[2].log = older
+    again = trio.restart(2)
+    for _ in range(100):  # the others do not vote without it: one of them is away
+        trio.now += GRACE_S
+        assert not again.standing.count()
+        again.store()
+        trio.reports(without=(0,))
+        assert not again.serves
+    assert "10.0.0.1:7001: it knows a later state of this disk" in again.waits_for
+
+
+def test_a_majority_accepts_a_disk_that_counts_often() -> None:
+    trio = Trio()
+    again = trio.restart(2)
+    while not again.serves:
+        trio.now += GRACE_S / 2
+        assert trio.now < 4 * GRACE_S
+        again.standing.count()
+        again.store()
+        trio.reports(without=(0,))
+
+
 def test_a_blank_disk_comes_in_by_a_ring_and_serves_once_it_has_merged() -> None:
     trio = Trio()
     blank = trio.all[2] = Replica(2, 9)

@@ -1,5 +1,5 @@
 """Deliveries and keyed asks whose client closes: each has one error, which shows whether a handler
-may have run."""
+may have run. A delivery that is refused leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -10,24 +10,32 @@ from typing import Any
 import pytest
 
 from shardbus.config.settings import DeliverySettings
+from shardbus.deliveries.producer import DeliveryEnd
 from shardbus.errors import (
     AskTimeout,
     BufferFull,
     LocalProtocolError,
     MailboxFull,
+    MessageTooLarge,
     NodeLost,
     RequestError,
     SchemaError,
+    StateUnreadable,
     Unhandled,
     UnknownEntityType,
 )
-from shardbus.routing.delivering import DeliveryCounts, DeliverySender
+from shardbus.routing.delivering import PAYLOAD_MAX, DeliveryCounts, DeliverySender
 from tests.virtual_time import virtual
 
 CLOSED = LocalProtocolError("the client is closed")
 IN_DOUBT = [NodeLost("gone"), AskTimeout("late")]
 DEFINITE = [BufferFull("full"), MailboxFull("full")]
 REFUSED = [UnknownEntityType("none"), SchemaError("no")]
+OF_A_RELEASE = [
+    UnknownEntityType("none"),
+    StateUnreadable("newer", entity_type="page", entity_id="x", version=2),
+]
+"""Errors that the node of another release does not give."""
 
 
 class Failing:
@@ -51,8 +59,10 @@ class Failing:
             outcome.set_exception(self.errors.pop(0))
         return outcome
 
-    def ask_for(self, *message: Any) -> None:
+    def ask_for(self, answer: Any, *message: Any) -> None:
         self.sent += 1
+        if self.errors:
+            answer.set_exception(self.errors.pop(0))
 
 
 def deliverer(**settings: Any) -> DeliverySender:
@@ -108,3 +118,54 @@ async def test_deliveries_that_a_close_ends_say_whether_they_were_sent() -> None
         (NodeLost, True),
         (NodeLost, True),
     ]
+
+
+@pytest.mark.parametrize("error", [*OF_A_RELEASE, SchemaError("no")], ids=repr)
+@virtual
+async def test_a_stored_delivery_waits_for_a_release_that_takes_it(error: Exception) -> None:
+    sender: Any = Failing(*[error] * 30)
+    deliveries, ends = deliverer(attempts=3), list[tuple[Any, ...]]()
+    letter = deliveries.letter(sender, "x", "add", b"", lambda *end: ends.append(end))
+    deliveries.offer(letter, ("page", "x"))
+    await asyncio.sleep(600)
+    if isinstance(error, SchemaError):
+        assert (ends, sender.sent) == ([(DeliveryEnd.REFUSED, error)], 1)
+    else:
+        assert not ends
+        assert sender.sent > 10
+
+
+@pytest.mark.parametrize("error", OF_A_RELEASE, ids=repr)
+@virtual
+async def test_a_caller_that_awaits_its_delivery_gets_such_an_error_at_once(
+    error: Exception,
+) -> None:
+    sender: Any = Failing(error)
+    with pytest.raises(type(error)):
+        await deliverer().deliver(sender, "x", "add", b"")
+    assert sender.sent == 1
+
+
+@pytest.mark.parametrize("earlier", [0, 1, 2, 3], ids="{} before".format)
+@pytest.mark.parametrize("closed", [False, True], ids=["open", "closed"])
+@pytest.mark.parametrize("size", [0, PAYLOAD_MAX, PAYLOAD_MAX + 1])
+@virtual
+async def test_a_delivery_is_sent_refused_or_waits_for_room(
+    size: int, closed: bool, earlier: int
+) -> None:
+    sender: Any = Failing()
+    deliveries = deliverer(window=2)
+    for _ in range(earlier):
+        deliveries.deliver(sender, "x", "add", b"")
+    if closed:
+        deliveries.close("the client is closed")
+    before = sender.sent, deliveries.unconfirmed
+    refusal = LocalProtocolError if closed else MessageTooLarge if size > PAYLOAD_MAX else None
+    if refusal is None:
+        deliveries.deliver(sender, "x", "add", bytes(size))
+        assert deliveries.unconfirmed == earlier + 1
+        assert sender.sent == min(earlier + 1, 2)
+    else:
+        with pytest.raises(refusal):
+            deliveries.deliver(sender, "x", "add", bytes(size))
+        assert (sender.sent, deliveries.unconfirmed) == before

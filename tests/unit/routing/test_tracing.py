@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -196,6 +198,58 @@ def test_a_span_that_is_not_sampled_is_a_parent_too() -> None:
         assert traced(Tracing("n1")) == 1
     refused = Tracing("n1", 1.0, may_begin=lambda: False)
     assert traced(refused) == 0
+
+
+@pytest.mark.parametrize("error", [None, ValueError("no"), asyncio.CancelledError()], ids=repr)
+@pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
+@virtual
+async def test_a_handler_has_the_span_of_its_message_and_leaves_the_context_as_it_was(
+    is_async: bool, error: BaseException | None
+) -> None:
+    entity = SimpleNamespace(
+        context=SimpleNamespace(entity_type="page", entity_id="a", shard_id="1", fence=1)
+    )
+    during: list[Any] = []
+
+    def handle(entity: object) -> int:
+        during.append(get_current())
+        if error is not None:
+            raise error
+        return 7
+
+    async def handle_later(entity: object) -> int:
+        await asyncio.sleep(0.1)
+        return handle(entity)
+
+    function: Any = handle_later if is_async else handle
+    loop = asyncio.get_running_loop()
+    traced_function = Tracing("n1").handling(
+        function, f"{PARENT}|", loop, is_async=is_async, asked=True, method="hit"
+    )
+    before = get_current()
+    with nullcontext() if error is None else pytest.raises(type(error)):
+        returned = traced_function(entity)
+        assert (await returned if is_async else returned) == 7
+    assert get_current() is before
+    assert [trace.get_current_span(context).get_span_context().trace_id for context in during] == [
+        int(PARENT.split("-")[1], 16)
+    ]
+
+
+@pytest.mark.parametrize("error", [None, ValueError("no")], ids=repr)
+def test_a_call_under_a_context_leaves_the_context_as_it_was(error: Exception | None) -> None:
+    before, during = get_current(), list[Any]()
+    context = trace.set_span_in_context(span())
+
+    def call() -> None:
+        during.append(get_current())
+        if error is not None:
+            raise error
+
+    with nullcontext() if error is None else pytest.raises(ValueError, match="no"):
+        Tracing.under(context, call)
+    assert during == [context]
+    assert get_current() is before
 
 
 class OldTellRun(msgspec.Struct, array_like=True, tag_field="op", tag=0):

@@ -11,6 +11,7 @@ from shardbus.config.settings import ShardingSettings, SingletonSettings
 from shardbus.ids import NodeId
 from shardbus.membership.member import Member, Status
 from shardbus.membership.singleton import messages as msg
+from shardbus.membership.singleton.singleton import SingletonState
 from shardbus.membership.view import MembershipView
 from shardbus.sharding import events
 from shardbus.shells.singleton import SingletonShell
@@ -83,6 +84,22 @@ async def test_S2_76_calls_of_the_store_have_the_timeout_of_the_types_settings()
     make: Any = None
     shell = SingletonShell(region, make, node, 0.0, SingletonSettings())
     assert shell.coordinator._store_timeout == 7.5
+
+
+ENDING = (SingletonState.WAS_OLDEST, SingletonState.HANDING_OVER)
+
+
+@pytest.mark.parametrize("state", SingletonState, ids=lambda state: state.name.lower())
+async def test_a_coordinator_rules_as_the_oldest_and_keeps_its_node_while_it_ends(
+    state: SingletonState,
+) -> None:
+    region: Any = SimpleNamespace(name="t", coordinator_role="", settings=ShardingSettings())
+    node: Any = SimpleNamespace(me=ME, store=None, states=None, note=lambda *_: None)
+    make: Any = None
+    shell = SingletonShell(region, make, node, 0.0, SingletonSettings())
+    shell.singleton.state = state
+    assert shell.ending is (state in ENDING)
+    assert shell.rules is (state is SingletonState.OLDEST)
 
 
 STOPPED = msg.InstanceStopped()

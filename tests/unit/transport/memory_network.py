@@ -68,6 +68,7 @@ class MemoryListener:
 
     def __init__(self, world: MemoryWorld, address: Address, on_frame: OnFrame) -> None:
         self.world, self.address, self.on_frame = world, address, on_frame
+        self.closed = False
         world.listeners[address] = self
 
     def user(self, of: bytes) -> str | None:
@@ -91,6 +92,7 @@ class MemoryListener:
         """Each frame is carried by itself."""
 
     def close(self) -> None:
+        self.closed = True
         self.world.listeners.pop(self.address, None)
 
 
@@ -140,13 +142,16 @@ class MemoryNetwork:
 
     def __init__(self, world: MemoryWorld) -> None:
         self.world = world
+        self._opened: list[MemoryLink | MemoryListener] = []
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None: ...
 
     def listen(
         self, host: str, port: int, name: str, on_frame: OnFrame, on_cut: OnCut
     ) -> MemoryListener:
-        return MemoryListener(self.world, Address(host, port), on_frame)
+        listener = MemoryListener(self.world, Address(host, port), on_frame)
+        self._opened.append(listener)
+        return listener
 
     def connect(
         self,
@@ -156,7 +161,9 @@ class MemoryNetwork:
         on_down: Callable[[], None],
         on_denied: OnDenied = lambda reason: None,
     ) -> MemoryLink:
-        return MemoryLink(self.world, address, on_frame, on_up, on_down)
+        link = MemoryLink(self.world, address, on_frame, on_up, on_down)
+        self._opened.append(link)
+        return link
 
     def rekey(self) -> None:
         """Nothing is encrypted here."""
@@ -172,4 +179,8 @@ class MemoryNetwork:
         """Nothing is known here."""
         return ""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Refuse to close before everything that it opened is closed: ZeroMQ would wait, and timers
+        would open it again."""
+        open_still = [one for one in self._opened if not one.closed]
+        assert not open_still, f"the network is closed before {open_still}"

@@ -49,6 +49,22 @@ class Spoken(Address):
     model_config = ConfigDict(serialize_by_alias=True, extra="forbid")
 
 
+class Twins(BaseModel):
+    """Two fields have one alias."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+    a: int = Field(1, alias="x")
+    b: int = Field(2, alias="x")
+
+
+class Taken(BaseModel):
+    """The alias of a field is the name of another."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+    a: int = Field(1, alias="b")
+    b: int = 2
+
+
 class Paths(BaseModel):
     a: int = Field(validation_alias=AliasChoices("x", AliasPath("y", 0)), serialization_alias="z")
     home: Address = Address()
@@ -269,6 +285,15 @@ def test_a_model_that_dumps_itself_by_aliases_is_sent_so_for_earlier_builds() ->
     spoken = Spoken(streetName="a")
     assert msgspec.msgpack.decode(pack_sent(spoken)) == {"streetName": "a"}
     assert Spoken.model_validate(msgspec.msgpack.decode(pack_whole(spoken))) == spoken
+
+
+def test_a_model_whose_aliases_clash_is_sent_by_the_names_of_its_fields() -> None:
+    twins, taken = Twins(), Taken()
+    twins.a, twins.b = 3, 4
+    taken.a = 3
+    for value, plain in [(twins, {"a": 3, "b": 4}), (taken, {"a": 3})]:
+        assert msgspec.msgpack.decode(pack_sent(value)) == plain
+        assert arrived(value) == value
 
 
 @pytest.mark.parametrize(
