@@ -33,7 +33,7 @@ async def reminders(
     entries: list[tuple[Due, str]] = []
     for shard in await store.due_shards(type):
         due = await store.page_due(type, shard, None, limit + 1)
-        entries = sorted([*entries, *((entity, shard) for entity in due)])[: limit + 1]
+        entries = sorted([*entries, *((entry, shard) for entry in due)])[: limit + 1]
     rows = [
         {
             "id": entity_id,
