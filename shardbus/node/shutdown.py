@@ -53,9 +53,9 @@ async def _go_through(node: Node, progress: Progress) -> bool:
     in_time = True
     for phase in PHASES:
         if in_time or phase == LAST:
-            own = work[phase](node, progress) if phase in work else None
+            step = work[phase](node, progress) if phase in work else None
             seconds = node.phases.seconds(phase, longest_move(node))
-            in_time &= await node.phases.run(phase, seconds, progress, own)
+            in_time &= await node.phases.run(phase, seconds, progress, step)
     return in_time
 
 
@@ -154,7 +154,7 @@ def _hand_off_waits(node: Node) -> list[str]:
         if shards := len(region.host.shards):
             running = region.host.runner.running_handlers
             keepers = (running.running(eager) for eager in list(running.tasks.values()))
-            keeper = next((one for one in keepers if one is not None), None)
+            keeper = next((handler for handler in keepers if handler is not None), None)
             why = f" ({keeper} runs)" if keeper is not None else ""
             waits.append(f"{counted(shards, 'shard')} of {name!r}{why}")
     return waits or ["messages without a home"]
