@@ -348,11 +348,11 @@ class ReplicaServer:
         )
 
     def _on_other_ring(self, connection: bytes, ring: int) -> None:
-        own = self._place.ring
-        if ring < own.number:
-            self._turns.after_sync(partial(self._send_ring, connection, own))
+        own_ring = self._place.ring
+        if ring < own_ring.number:
+            self._turns.after_sync(partial(self._send_ring, connection, own_ring))
         else:
-            self._send(connection, ReplicaFrame.WANTED, b"", own.number)
+            self._send(connection, ReplicaFrame.WANTED, b"", own_ring.number)
 
     def _send_ring(self, connection: bytes, ring: ReplicaRing) -> None:
         self._send(connection, ReplicaFrame.RING, encode_body(ring), ring.number)
@@ -363,8 +363,9 @@ class ReplicaServer:
         if isinstance(request, msg.AcceptValue):  # a save, faster than by its pattern
             key, _, value, _ = request
             row = rows.get(key)
-            former = -ROW_BYTES - len(key) if row is None else length_of(row.value)
-            return length_of(value) - former
+            if row is None:
+                return length_of(value) + ROW_BYTES + len(key)
+            return length_of(value) - length_of(row[2])
         match request:
             case msg.PrepareBallot(key):
                 return 0 if key in rows else ROW_BYTES + len(key)

@@ -66,6 +66,8 @@ from shardbus.replication.versions import (
 
 MASK = 2**64 - 1
 YES = msg.Yes()
+_made = tuple.__new__
+"""Makes a named tuple in half the time that its class takes."""
 
 
 class Registers:
@@ -233,8 +235,12 @@ class Registers:
             return msg.No(row.promise)
         if ballot == row.ballot:
             return YES
-        self._store(key, row, msg.Row(ballot, ballot, value), since)
-        self._records.append(msg.ValueRecord(key, ballot, value))
+        after = _made(msg.Row, (ballot, ballot, value))
+        if key[0] == LEASE:
+            self._store(key, row, after, since)
+        else:
+            self._put(key, row, after)
+        self._records.append(_made(msg.ValueRecord, (key, ballot, value)))
         return YES
 
     def _change(self, request: msg.AcceptChange, now: float) -> msg.Answer:
@@ -316,18 +322,20 @@ class Registers:
         self._put(key, row, after)
 
     def _put(self, key: str, row: msg.Row, after: msg.Row) -> None:
+        self.rows[key] = after
+        former, ballot = row.ballot, after.ballot
+        if former == ballot and row is not msg.EMPTY:
+            return  # a promise
         number = crc32(key.encode())
         bucket = bucket_at(key, number)
         if row is msg.EMPTY:
             self._buckets.setdefault(bucket, set()).add(key)
-        self.rows[key] = after
-        if row.ballot != after.ballot or row is msg.EMPTY:
-            digest = self.digests[bucket] - _mark(number, row.ballot) + _mark(number, after.ballot)
-            self.digests[bucket] = digest & MASK
-            if isinstance(after.value, DataValue):
-                self.data.note(key, row, after)
-                if not after.value.dots:
-                    self._drop_removed(bucket)
+        digest = self.digests[bucket] - _mark(number, former) + _mark(number, ballot)
+        self.digests[bucket] = digest & MASK
+        if isinstance(after.value, DataValue):
+            self.data.note(key, row, after)
+            if not after.value.dots:
+                self._drop_removed(bucket)
 
     def _age(self, key: str, now: float) -> float:
         """Return the seconds since the value was stored, or, after a start, since its first
@@ -358,9 +366,9 @@ def mark_of(key: str, ballot: msg.Ballot) -> int:
 
 def _mark(number: int, ballot: msg.Ballot) -> int:
     """Return the mark of a key with this CRC-32."""
-    if ballot == msg.ZERO:
-        return 0
     fence, round_, session, k = ballot
+    if fence < 0:  # ZERO
+        return 0
     mixed = (
         session ^ k * 0x9E3779B97F4A7C15 ^ fence * 0xC2B2AE3D27D4EB4F ^ round_ * 0x165667B1
     ) & MASK

@@ -206,10 +206,10 @@ ENTRY_BYTES = 100
 def length_of(value: Value) -> int:
     """Return the bytes of a state, of entries, of reminders or of a replicated value, 0 for any
     other value."""
-    if isinstance(value, StateValue):
-        data, reminders = value.data, value.reminders
-        more = 0 if reminders is None else len(reminders.record) + len(reminders.shard)
-        return more + (0 if data is None else len(data))
+    if type(value) is StateValue:
+        _, data, _, _, reminders = value
+        size = 0 if data is None else len(data)
+        return size if reminders is None else size + len(reminders.record) + len(reminders.shard)
     match value:
         case ListValue(due=due, open=saves):
             return ENTRY_BYTES * (len(due) + len(saves))
@@ -234,7 +234,7 @@ def growth_of(value: Value, change: AnyChange) -> int:
             before = NO_LIST if value is None else value
             after = {entity_id: moment > 0 for entity_id, moment in settled}
             after |= dict.fromkeys((entity_id for entity_id, _ in opened), True)
-            there = (one in before.due or one in before.open for one in after)
+            there = (entity_id in before.due or entity_id in before.open for entity_id in after)
             return ENTRY_BYTES * (sum(after.values()) - sum(there))
         case _:
             return 0

@@ -9,9 +9,9 @@ of a process. `protocol` lists the needs of shardbus, `opening` finds it by its 
 **Round trips.** Saves of many entities share them (`group_commit`), and so do loads
 (`load_group`). Under load two batches of loads and three of saves are under way, over three
 connections to Redis: the server writes one while the node goes on with the answers of the others.
-Saves in one Redis server need no task: the group hands a batch to the link, which writes it to the
-socket at once, and compares the answer before the client library sees it (`redis_client`). A node
-has no further connection for its own calls; scans and checks of settings open one for as long as
+A batch goes to every store by one call, and a callback ends it (`batches`). Saves in one Redis
+server need no task: the link writes them to the socket at once, and compares the answer before the
+client library sees it (`redis_client`). A node has no further connection for its own calls; scans and checks of settings open one for as long as
 they take.
 
 **Places.** Redis keeps the states and the list of a shard under one hash tag, so that a cluster

@@ -12,6 +12,7 @@ from time import perf_counter
 
 from shardbus.errors import StoreUnavailable
 from shardbus.histograms import Histogram, HistogramWindow
+from shardbus.store.batches import batches_of
 from shardbus.store.clock import machine_clock
 from shardbus.store.group_commit import ATTEMPTS, Entity, SaveGroup, op_ids
 from shardbus.store.journal_protocol import journals_of
@@ -57,10 +58,11 @@ class EntityStates:
     ) -> None:
         self._store, self.backed_up = store, backed_up
         ids = op_ids(uid)
-        self._group = SaveGroup(store, ids, self, within=within, clock=clock)
+        batches = batches_of(store, lambda saves: store.save_states(saves))
+        self._group = SaveGroup(batches, ids, self, within=within, clock=clock)
         self._lane = store.lane if isinstance(store, HasLanes) else None
         self._groups: dict[int, SaveGroup] = defaultdict(
-            lambda: SaveGroup(store, ids, self, within=within, clock=clock)
+            lambda: SaveGroup(batches, ids, self, within=within, clock=clock)
         )
         """The groups of a store of several servers, which answer each at its own time."""
         self.save = self._group.save if self._lane is None else self._save_in_lane

@@ -4,13 +4,13 @@ When the store is idle, a save is written at once, together with the others of i
 a batch is in flight, further saves are collected for the next one; the slower the store, the larger
 the batches. Once `ALONGSIDE` saves have been collected, a second batch goes along with the first:
 so the store writes one while the node goes on with the answers to the other. Waiting saves are
-shared equally between the writers that are free. The callers of a batch are answered in one
-callback of the loop (`batch_answer`), and each goes on there.
+shared equally between the writers that are free.
 
-A store may offer `begin_saves`, which sends a batch without a task, and reports its end to a
-callback. Then a batch goes as soon as `AT_ONCE` saves wait, and a third one may be in flight: where
-one turn of the loop handles many messages, the store works on the first of them while the node
-handles the others.
+**One road.** `begin_saves` of the store takes a batch, and its callback ends it (`batches`). The
+callers go on in that callback, each in its own context (`batch_answer`). A store for which small
+batches are as good as large ones says so (`quick`): then a batch goes as soon as `AT_ONCE` saves
+wait, and a third one may be in flight. Where one turn of the loop handles many messages, the store
+works on the first of them while the node handles the others.
 
 While every writer has a batch in flight, further handlers only take memory. So each time that
 another `AT_ONCE` saves wait, the group notifies its observer, and the node lets the store's answers
@@ -40,29 +40,29 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count
 from time import perf_counter
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol
 
 from shardbus.errors import StaleActivation, StoreUnavailable
-from shardbus.quantities import counted
+from shardbus.store.batches import BeginsSaves, Outcomes, failures
 from shardbus.store.clock import machine_clock
 from shardbus.store.journal_protocol import Append
 from shardbus.store.protocol import Reminders, Save
-from shardbus.task_set import TaskSet
-from shardbus.tasks.batch_answer import BatchAnswer, settle_soon
+from shardbus.tasks.batch_answer import BatchAnswer, settle, settle_soon
 
 ATTEMPTS = 3
 WRITERS = 2
 """Batches in flight at once, at most."""
 QUICK_WRITERS = 3
-"""The same where they cost no task."""
+"""The same at a quick store."""
 ALONGSIDE = 64
 """Saves that are worth a batch of their own while another one is in flight."""
 AT_ONCE = 96
-"""Saves that are worth a batch while others are still coming, if it costs no task."""
+"""Saves that are worth a batch at a quick store while others are still coming."""
 BATCH_SAVES = 1000
 BATCH_BYTES = 4 * 1024 * 1024
 
@@ -78,32 +78,28 @@ _made = tuple.__new__
 """Makes a named tuple in half the time that its class takes."""
 
 
-Outcomes = Sequence[Exception | None]
-"""Of each save of a batch: its error, None if the store has it."""
-_Outcomes = Coroutine[Any, Any, Outcomes]
-_Sent = tuple[_Outcomes, float]
-"""The coming outcomes of a batch that was sent, and when that was."""
-SavesEnded = Callable[[_Outcomes | None], None]
-"""Called at the end of a batch: None if the store has it all, else a coroutine that returns the
-outcomes, or raises, as `save_states` does."""
-BeginSaves = Callable[[Sequence[Any], SavesEnded], bool]
-"""Sends a batch at once, and calls `ended` later in a callback of the loop. Returns False, and does
-nothing, if the batch must wait for something."""
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A batch in flight. `end`: it is not sent again from then on. `left`: the places of the writes
+    that were sent last."""
 
+    batch: list[_Waiting]
+    end: float
+    left: Sequence[int]
+    outcomes: list[Exception | None]
+    tries: int = 1
 
-@runtime_checkable
-class BeginsSaves(Protocol):
-    """A store that may send a batch without a task for it."""
-
-    begin_saves: BeginSaves | None
-    """None if it cannot, which a store may only see at its start."""
-
-
-class BatchStore(Protocol):
-    """The target of a group's batches: a `StateStore`, or the journals of one. It may offer
-    `begin_saves`."""
-
-    async def save_states(self, saves: Sequence[Any], /) -> Sequence[Exception | None]: ...
+    def note(self, outcomes: Outcomes) -> None:
+        """Note the outcomes of the writes that were sent last."""
+        for place, outcome in zip(self.left, outcomes, strict=True):
+            before, self.outcomes[place] = self.outcomes[place], outcome
+            if isinstance(outcome, StoreUnavailable) and isinstance(before, StoreUnavailable):
+                outcome.definite = outcome.definite and before.definite
+        self.left = [
+            place
+            for place, outcome in enumerate(self.outcomes)
+            if isinstance(outcome, StoreUnavailable)
+        ]
 
 
 class SaveObserver(Protocol):
@@ -123,7 +119,7 @@ class SaveGroup:
 
     def __init__(
         self,
-        store: BatchStore,
+        store: BeginsSaves,
         op_ids: Iterator[int],
         observer: SaveObserver,
         *,
@@ -133,7 +129,6 @@ class SaveGroup:
         clock: Callable[[], float] = machine_clock,
     ) -> None:
         self._store = store
-        self._begin_saves: BeginSaves | None = None
         self._op_ids, self._observer = op_ids, observer
         self._loop: asyncio.AbstractEventLoop | None = None
         """The loop of its callers. To look it up costs a system call."""
@@ -147,12 +142,12 @@ class SaveGroup:
         """The futures of callers that wait for the outcome of a save in flight."""
         self._refused: dict[Entity, int] = {}
         """By entity, the last operation id that is refused, if its save waits. The ids grow."""
+        self._quick = False
         self._writers = self._idle_writers = WRITERS
         self._wakes = False
         """A callback of the loop lets writers begin."""
         self._writing: list[list[_Waiting]] = []
         """The batches in flight, one for each writer that has one."""
-        self._tasks = TaskSet()
 
     def save(
         self,
@@ -188,18 +183,13 @@ class SaveGroup:
         answer = BatchAnswer.of(loop)
         self._waiting.append((write, answer, perf_counter(), entity))
         idle, waiting = self._idle_writers, len(self._waiting)
-        if not idle or (idle < self._writers and waiting < ALONGSIDE):
-            if not waiting % AT_ONCE:
-                self._observer.backed_up()
-            return answer
-        if self._begin_saves is None:
-            self._idle_writers -= 1
-            self._tasks.spawn(self._write(), name="shardbus-saves")
-        elif waiting >= AT_ONCE:
+        if idle and self._quick and waiting >= AT_ONCE:
             self._begin()
-        elif not self._wakes:
+        elif not self._wakes and (idle == self._writers or (idle and waiting >= ALONGSIDE)):
             self._wakes = True
             loop.call_soon(self._wake)
+        elif not waiting % AT_ONCE:
+            self._observer.backed_up()
         return answer
 
     def refuse_unsent(self, entity: Entity) -> None:
@@ -219,11 +209,10 @@ class SaveGroup:
         return outcome
 
     def _first(self) -> asyncio.AbstractEventLoop:
-        """Note the loop of the callers, and the abilities of a started store: the first save knows
+        """Note the loop of the callers, and the kind of a started store: the first save knows
         both."""
-        self._loop = asyncio.get_running_loop()
-        if isinstance(self._store, BeginsSaves) and self._store.begin_saves is not None:
-            self._begin_saves = self._store.begin_saves
+        self._loop, self._quick = asyncio.get_running_loop(), self._store.quick
+        if self._quick:
             self._writers = self._idle_writers = QUICK_WRITERS
         return self._loop
 
@@ -246,59 +235,54 @@ class SaveGroup:
     def _wake(self) -> None:
         """Let one writer begin, and another one if enough waits for it."""
         self._wakes = False
+        waiting = len(self._waiting)
         if self._idle_writers == self._writers:
             self._begin()
-        if self._idle_writers and len(self._waiting) >= ALONGSIDE:
+        if self._idle_writers and waiting >= ALONGSIDE:
             self._begin()
 
     def _begin(self) -> None:
-        """Write a batch of waiting saves, without a task if the store can."""
-        batch = self._take(AT_ONCE)
-        if not batch:
-            return
-        self._idle_writers -= 1
-        self._writing.append(batch)
-        try:
-            begun = self._begin_saves is not None and self._begin_saves(
-                [one[0] for one in batch], partial(self._on_end, batch, self._clock())
-            )
-        except Exception:  # The task meets the same error, and gives it to the callers.
-            begun = False
-        if not begun:
-            self._tasks.spawn(self._write(batch), name="shardbus-saves")
-
-    def _on_end(self, batch: list[_Waiting], sent_at: float, outcomes: _Outcomes | None) -> None:
-        """Go on once the store has answered a batch that had begun without a task."""
-        if outcomes is not None:
-            write = self._write(batch, (outcomes, sent_at))
-            self._tasks.spawn(write, name="shardbus-saves")
-            return
-        self._leave(batch)
-        self._idle_writers += 1
-        self._answer(batch, [None] * len(batch))
-        self._begin()
-
-    async def _write(self, batch: list[_Waiting] | None = None, sent: _Sent | None = None) -> None:
-        """Write batches until nothing waits, this one first."""
-        try:
-            if batch is None:
-                batch = self._next()
-            while batch:
-                try:
-                    await self._write_batch(batch, sent)
-                finally:
-                    self._leave(batch)
-                batch, sent = self._next(), None
-        finally:
-            self._idle_writers += 1
-
-    def _next(self) -> list[_Waiting]:
-        """Return the next batch, which is in flight from now on: this writer's share."""
-        share = -(-len(self._waiting) // (self._writers - len(self._writing)))
-        batch = self._take(min(max(ALONGSIDE, share), BATCH_SAVES))
+        """Write a batch of waiting saves: the share of a writer that is free."""
+        share = -(-len(self._waiting) // self._idle_writers)
+        batch = self._take(AT_ONCE if self._quick else min(max(ALONGSIDE, share), BATCH_SAVES))
         if batch:
+            self._idle_writers -= 1
             self._writing.append(batch)
-        return batch
+            end, places = self._clock() + self._within, range(len(batch))
+            self._send(_Flight(batch, end, places, [None] * len(batch)))
+
+    def _send(self, flight: _Flight) -> None:
+        """Write what is left of a batch."""
+        saves = [flight.batch[place][0] for place in flight.left]
+        ended = partial(self._on_end, flight)
+        try:
+            self._store.begin_saves(saves, ended)
+        except Exception as e:
+            asyncio.get_running_loop().call_soon(ended, failures(e, len(saves)))
+
+    def _on_end(self, flight: _Flight, outcomes: Outcomes) -> None:
+        """Go on once the store has answered: send the writes again whose server did not, or answer
+        the callers."""
+        if any(outcomes) or flight.tries > 1:
+            flight.note(outcomes)
+            if flight.left and flight.tries < self._attempts:
+                asyncio.get_running_loop().call_later(self._pause, self._send_again, flight)
+                return
+        self._end(flight)
+
+    def _send_again(self, flight: _Flight) -> None:
+        if self._clock() >= flight.end:
+            self._end(flight)
+            return
+        flight.tries += 1
+        self._send(flight)
+
+    def _end(self, flight: _Flight) -> None:
+        """Begin the next batch, and answer the callers of this one."""
+        self._leave(flight.batch)
+        self._idle_writers += 1
+        self._begin()
+        self._answer(flight.batch, flight.outcomes)
 
     def _leave(self, batch: list[_Waiting]) -> None:
         """Note that a batch is in flight no more."""
@@ -310,14 +294,6 @@ class SaveGroup:
                 if not outcome.done():
                     outcome.set_result(None)
 
-    async def _write_batch(self, batch: list[_Waiting], sent: _Sent | None) -> None:
-        outcomes: Outcomes
-        try:
-            outcomes = await self._save([one[0] for one in batch], sent)
-        except Exception as e:
-            outcomes = [e] * len(batch)
-        self._answer(batch, outcomes)
-
     def _answer(self, batch: list[_Waiting], outcomes: Outcomes) -> None:
         """Tell the callers of a batch, and the observer."""
         ended = perf_counter()
@@ -327,7 +303,7 @@ class SaveGroup:
         for outcome in filter(None, outcomes):
             self._observer.failed(outcome)
         answers = [one[1] for one in batch]
-        settle_soon(asyncio.get_running_loop(), answers, outcomes)
+        settle(asyncio.get_running_loop(), answers, outcomes)
 
     def _take(self, most: int) -> list[_Waiting]:
         """Return the next batch of waiting saves, `most` at most."""
@@ -361,45 +337,6 @@ class SaveGroup:
             if first is not None and self._refused[entity] >= first:
                 return
             del self._refused[entity]
-
-    async def _save(self, saves: Sequence[Write], sent: _Sent | None) -> list[Exception | None]:
-        """Write saves, and those again whose server did not answer. `sent`: they have begun."""
-        if sent is None:
-            sent = self._store.save_states(saves), self._clock()
-        first, began = sent
-        end = began + self._within
-        outcomes = await self._try(saves, first)
-        for _ in range(1, self._attempts):
-            left = _unanswered(outcomes) if any(outcomes) else []
-            if not left:
-                break
-            await asyncio.sleep(self._pause)
-            if self._clock() >= end:
-                break
-            once_more = [saves[i] for i in left]
-            again = await self._try(once_more, self._store.save_states(once_more))
-            for i, outcome in zip(left, again, strict=True):
-                before, outcomes[i] = outcomes[i], outcome
-                if isinstance(outcome, StoreUnavailable) and isinstance(before, StoreUnavailable):
-                    outcome.definite = outcome.definite and before.definite
-        return outcomes
-
-    async def _try(self, saves: Sequence[Write], answer: _Outcomes) -> list[Exception | None]:
-        """Return the outcome of each save, StoreUnavailable for one without an answer."""
-        try:
-            outcomes: list[Exception | None] = list(await answer)
-        except StoreUnavailable as e:
-            return [StoreUnavailable(e.message, hint=e.hint, definite=e.definite) for _ in saves]
-        if missing := len(saves) - len(outcomes):  # a defect of the store
-            error = ValueError(
-                f"the store answered {len(outcomes)} of {counted(len(saves), 'save')}"
-            )
-            outcomes = [*outcomes[: len(saves)], *[error] * missing]
-        return outcomes
-
-
-def _unanswered(outcomes: Sequence[Exception | None]) -> list[int]:
-    return [i for i, outcome in enumerate(outcomes) if isinstance(outcome, StoreUnavailable)]
 
 
 def op_ids(uid: int) -> Iterator[int]:

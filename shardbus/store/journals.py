@@ -15,17 +15,11 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TypeVar
 
-from shardbus.errors import StoreError, StoreUnavailable
+from shardbus.errors import StoreUnavailable
+from shardbus.store.batches import batches_of
 from shardbus.store.clock import machine_clock
-from shardbus.store.group_commit import (
-    ATTEMPTS,
-    BeginSaves,
-    BeginsSaves,
-    SaveGroup,
-    SaveObserver,
-    op_ids,
-)
-from shardbus.store.journal_protocol import Append, JournalPage, JournalStore, NamePage
+from shardbus.store.group_commit import ATTEMPTS, SaveGroup, SaveObserver, op_ids
+from shardbus.store.journal_protocol import JournalPage, JournalStore, NamePage
 from shardbus.tasks.batch_answer import BatchAnswer
 
 T = TypeVar("T")
@@ -52,20 +46,6 @@ class SilentObserver:
         """Take that writes wait for a writer."""
 
 
-class _Appends:
-    """The journals of a store as a group writes to them."""
-
-    def __init__(self, journals: JournalStore) -> None:
-        self._journals = journals
-
-    @property
-    def begin_saves(self) -> BeginSaves | None:
-        return self._journals.begin_saves if isinstance(self._journals, BeginsSaves) else None
-
-    async def save_states(self, appends: Sequence[Append], /) -> list[StoreError | None]:
-        return await self._journals.append(appends)
-
-
 class Journals:
     """Appends to journals and reads them. `uid` is the process's, from which operation ids are
     drawn. `lane` separates the servers of a store that has several. An append is not sent again
@@ -85,8 +65,9 @@ class Journals:
         self._observer = observer or SilentObserver()
         self._patience = within + within / ATTEMPTS + OUTCOME_S
         ids: Iterator[int] = op_ids(uid)
+        batches = batches_of(journals, lambda appends: journals.append(appends))
         self._groups: dict[int, SaveGroup] = defaultdict(
-            lambda: SaveGroup(_Appends(journals), ids, self._observer, within=within, clock=clock)
+            lambda: SaveGroup(batches, ids, self._observer, within=within, clock=clock)
         )
 
     def append(

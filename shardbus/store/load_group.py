@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from shardbus.errors import StoreError, StoreUnavailable
+from shardbus.store.batches import failures
 from shardbus.task_set import TaskSet
 
 GROUP_LOADS = 128
@@ -85,7 +86,7 @@ class LoadGroup:
         except StoreUnavailable as e:
             while self._waiting and self._waiting[0][2] <= last:
                 group.append(self._waiting.popleft())
-            answers = [StoreUnavailable(e.message, hint=e.hint, definite=e.definite) for _ in group]
+            answers = failures(e, len(group))
         except Exception as e:
             answers = [e] * len(group)
         for (_, answer, _), loaded in zip(group, answers, strict=True):

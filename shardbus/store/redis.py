@@ -19,12 +19,11 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Coroutine,
-    Iterable,
     Iterator,
     Mapping,
     Sequence,
 )
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -41,8 +40,9 @@ from shardbus.errors import (
 from shardbus.guarded_log import GuardedLog
 from shardbus.ids import Address
 from shardbus.store import redis_scripts as scripts
+from shardbus.store.batches import BatchEnded, written
 from shardbus.store.clock import machine_clock
-from shardbus.store.group_commit import QUICK_WRITERS, WRITERS, BeginSaves, SavesEnded
+from shardbus.store.group_commit import QUICK_WRITERS, WRITERS
 from shardbus.store.load_group import Load, Loaded, LoadGroup
 from shardbus.store.migration import Declared, Migration
 from shardbus.store.node_registry import RESERVED, SHARD
@@ -55,7 +55,13 @@ from shardbus.store.redis_keys import PLAIN, VERSION, RedisKeys, quoted, slot_of
 from shardbus.store.redis_link import Durability, RedisClient, RedisLink, RedisSession
 from shardbus.store.redis_migration import RedisMigration
 from shardbus.store.redis_packing import Value
-from shardbus.store.redis_parts import CHUNK_BYTES, CHUNK_WRITES, cut, rounds, settle
+from shardbus.store.redis_parts import (
+    CHUNK_BYTES,
+    CHUNK_WRITES,
+    begin_parts,
+    in_rounds,
+    parts_of,
+)
 from shardbus.store.redis_scan import KeyScan
 from shardbus.store.redis_scripts import FENCE_WIDTH, SESSION_WIDTH, Script
 from shardbus.store.redis_servers import RedisServers
@@ -114,8 +120,8 @@ class RedisStore:
         self._session.on_new_server = self._new_server
         self._map: ClusterMap | None = None
         self.lane: Callable[[str, str], int] | None = None
-        self.begin_saves: BeginSaves | None = None
-        """For one server, whose batches nothing follows."""
+        self.quick = False
+        """Nothing follows a batch: the server is one, and its answer ends it."""
         self._links: Sequence[RedisLink | ClusterLink]
         """All but the first only for loads, saves and appends, while those before are busy. A link
         connects with its first use."""
@@ -160,9 +166,7 @@ class RedisStore:
             else:
                 durable = Durability(lambda: self._keys.sync, fsync, self._replicas)
                 link.open(durable if fsync or self._replicas else None)
-                if not fsync and not self._replicas:
-                    self.begin_saves = self._begin_saves
-                    self.journals.answer_at_once()
+                self.quick = self.journals.quick = not fsync and not self._replicas
         await self._check_version()
         with contextlib.suppress(StoreUnavailable):  # The mark is known from the start.
             await self._servers.probe()
@@ -269,52 +273,52 @@ class RedisStore:
 
     async def _load_all(self, loads: Sequence[Load]) -> list[Loaded]:
         keys = [self._keys.entities(load[0], load[1]) + quoted(load.entity_id) for load in loads]
-        loaded: list[Loaded] = [None] * len(loads)
+        slots = (0 if self._map is None else slot_of(key) for key in keys)
+        parts = parts_of(slots, [0] * len(keys))
 
-        async def load(part: list[int]) -> None:
-            chosen = [keys[i] for i in part]
-            link = self._free_link(chosen[0])
-            fences = [_wide(loads[i].fence) for i in part]
-            replies = await link.call(scripts.LOAD_STATES, chosen, *fences)
+        def send(part: Sequence[int]) -> asyncio.Future[Any]:
+            chosen, fences = [keys[i] for i in part], [_wide(loads[i].fence) for i in part]
+            return self._free_link(chosen[0]).send(scripts.LOAD_STATES, chosen, fences)
+
+        def note(replies: Sequence[Any], part: Sequence[int], loaded: list[Loaded]) -> None:
             for i, reply in zip(part, replies, strict=True):
                 loaded[i] = _loaded(loads[i], reply)
 
-        await self._by_slot(load, keys, loaded)
-        return loaded
+        return await written(lambda _, ended: begin_parts(parts, send, note, ended), loads)
 
     async def save_states(self, saves: Sequence[Save]) -> list[StoreError | None]:
+        return await in_rounds(self.begin_saves, saves, self._keys_of(saves))
+
+    def begin_saves(self, saves: Sequence[Save], ended: BatchEnded) -> list[asyncio.Future[Any]]:
+        """Send saves of different entities. Returns the futures of the replies."""
         for fence in scripts.fences_of(saves):
             check_fence(fence)
         keys = self._keys_of(saves)
-        answers: list[StoreError | None] = [None] * len(saves)
-        for once in rounds(keys):
-            await self._save_once(saves, keys, once, answers)
-        return answers
 
-    def _begin_saves(self, saves: Sequence[Save], ended: SavesEnded) -> bool:
-        """Send saves of different entities at once, as `group_commit.BeginSaves` says."""
-        reminded = any(map(_REMINDERS, saves))
-        script = scripts.SAVE_REMINDED if reminded else scripts.SAVE_STATES
-        if len(saves) > CHUNK_WRITES or script.size(saves) >= CHUNK_BYTES:
-            return False
-        if reminded and not all(map(_REMINDERS, saves)):
-            return False
-        for fence in scripts.fences_of(saves):
-            check_fence(fence)
-        keys = self._keys_of(saves)
-        link = self._free_link(keys[0])
+        parts, link = self._parts(saves), self._free_link(keys[0])
 
-        async def outcomes(reply: Coroutine[Any, Any, Any]) -> list[StoreError | None]:
-            answers: list[StoreError | None] = [None] * len(saves)
-            _note_stale(await reply, range(len(saves)), saves, answers)
-            return answers
+        def send(part: Sequence[int]) -> asyncio.Future[Any]:
+            chosen, script = [keys[i] for i in part], scripts.SAVE_STATES
+            writes = [saves[i] for i in part]
+            if writes[0].reminders is not None:
+                script, chosen = scripts.SAVE_REMINDED, self._reminded_keys(writes, chosen)
+            return link.send(script, chosen, writes, alone=len(parts) == 1)
 
-        def on_end(reply: Coroutine[Any, Any, Any] | None) -> None:
-            ended(None if reply is None else outcomes(reply))
+        return begin_parts(parts, send, partial(_note_stale, saves), ended)
 
-        if reminded:
-            keys = self._reminded_keys(saves, keys)
-        return isinstance(link, RedisLink) and link.begin(script, keys, saves, on_end)
+    def _parts(self, saves: Sequence[Save]) -> list[Sequence[int]]:
+        """Return the places of saves, one part for each script."""
+        small = len(saves) <= CHUNK_WRITES and scripts.size_of_data(saves) < CHUNK_BYTES
+        if self._map is None and small and not any(map(_REMINDERS, saves)):
+            return [range(len(saves))]
+        groups = (
+            (
+                save.reminders is None,
+                0 if self._map is None else self._keys.slot(save.entity_type, save.shard),
+            )
+            for save in saves
+        )
+        return parts_of(groups, [len(save.data or b"") for save in saves])
 
     def _reminded_keys(self, saves: Sequence[Save], keys: Sequence[Value]) -> list[Value]:
         """Return the keys that SAVE_REMINDED takes. `keys`: of the entities."""
@@ -338,63 +342,14 @@ class RedisStore:
             ]
         return [self._keys.entity(*save[:3]).encode() for save in saves]
 
-    async def _save_once(
-        self,
-        saves: Sequence[Save],
-        keys: list[Value],
-        once: Sequence[int],
-        answers: list[StoreError | None],
-    ) -> None:
-        """Write these of the saves, which are of different entities, and answer those that are
-        stale."""
-        link = self._free_link(keys[once[0]])
-
-        async def save(part: Sequence[int]) -> None:
-            chosen, script = [keys[i] for i in part], scripts.SAVE_STATES
-            if saves[part[0]].reminders is not None:
-                script = scripts.SAVE_REMINDED
-                chosen = self._reminded_keys([saves[i] for i in part], chosen)
-            stale = await link.call(script, chosen, *[saves[i] for i in part])
-            _note_stale(stale, part, saves, answers)
-
-        groups: Iterable[Sequence[int]] = [once]
-        if self._map is not None:
-            by_slot: dict[int, list[int]] = defaultdict(list)
-            for i in once:
-                by_slot[self._keys.slot(saves[i].entity_type, saves[i].shard)].append(i)
-            groups = by_slot.values()
-        if any(map(_REMINDERS, saves)):
-            groups = [part for group in groups for part in _by_script(group, saves)]
-        if len(once) <= CHUNK_WRITES and scripts.size_of_data(saves) < CHUNK_BYTES:
-            chunks = list(groups)
-        else:
-            sizes = [len(save.data or b"") for save in saves]
-            chunks = [part for group in groups for part in cut(group, sizes)]
-        if len(chunks) == 1:
-            await save(chunks[0])
-            return
-        outcomes = await asyncio.gather(*map(save, chunks), return_exceptions=True)
-        settle(chunks, outcomes, answers)
-
     async def _by_slot(
-        self,
-        call: Callable[[list[int]], Awaitable[None]],
-        keys: Sequence[str],
-        answers: list[Any] | None = None,
+        self, call: Callable[[list[int]], Awaitable[None]], keys: Sequence[str]
     ) -> None:
-        """Make a call for each group of keys, given by their places, that one script may have.
-        With `answers`, a group that fails gives its error to each of its keys."""
-        if self._map is None:
-            await call(list(range(len(keys))))
-            return
-        groups: dict[int, list[int]] = {}
+        """Make a call for each group of keys, given by their places, that one script may have."""
+        groups: dict[int, list[int]] = defaultdict(list)
         for i, key in enumerate(keys):
-            groups.setdefault(slot_of(key), []).append(i)
-        parts = list(groups.values())
-        outcomes = await asyncio.gather(*map(call, parts), return_exceptions=True)
-        if answers is not None:
-            settle(parts, outcomes, answers)
-            return
+            groups[0 if self._map is None else slot_of(key)].append(i)
+        outcomes = await asyncio.gather(*map(call, groups.values()), return_exceptions=True)
         for failed in filter(None, outcomes):
             raise failed
 
@@ -680,22 +635,15 @@ class RedisStore:
 
 
 def _note_stale(
+    saves: Sequence[Save],
     stale: Sequence[Any],
     part: Sequence[int],
-    saves: Sequence[Save],
     answers: list[StoreError | None],
 ) -> None:
     """Note the answers of SAVE_STATES for these of the saves."""
     for place, stored in zip(stale[::2], stale[1::2], strict=True):
         one = part[place - 1]
         answers[one] = _stale(saves[one], stored)
-
-
-def _by_script(places: Sequence[int], saves: Sequence[Save]) -> list[Sequence[int]]:
-    """Return the places of the saves without reminders, and of those with, where there are any."""
-    plain = [i for i in places if saves[i].reminders is None]
-    reminded = [i for i in places if saves[i].reminders is not None]
-    return [part for part in (plain, reminded) if part]
 
 
 def _loaded(load: Load, reply: bytes | list[bytes] | None) -> Loaded:

@@ -5,8 +5,8 @@ measures the call and gives the connection back, which takes a fifth of the time
 A link has one task that sends and reads, and connects again by itself, so it needs none of that.
 The library connects: it looks up the master at the Sentinels, makes TLS, and logs in.
 
-A command with a usual answer needs no task either. `begin` writes it at once, and the arriving
-bytes are compared with that answer before the library sees them. If they differ, the library reads
+Commands with usual answers need no task either. `begin` writes them at once, and the arriving bytes
+are compared with those answers before the library sees them. If they differ, the library reads
 them.
 
     begin ──> AWAITED ──the usual answer──> ended(True)
@@ -113,15 +113,15 @@ class LinkRedis(Redis):
                 replies.append(error)
         return replies
 
-    def begin(self, command: Sequence[Value], usual: bytes, ended: Ended) -> bool:
-        """Send a command at once. A callback of the loop calls `ended`: with True if the server has
-        answered just `usual`, else with False, and `rest` returns its reply, or raises. Returns
+    def begin(self, commands: Sequence[Sequence[Value]], usual: bytes, ended: Ended) -> bool:
+        """Send commands at once. A callback of the loop calls `ended`: with True if the server has
+        answered just `usual`, else with False, and `rest` returns its replies, or raises. Returns
         False, and sends nothing, without a connection that can do so."""
         answer = self._answer
         if answer is None or answer.transport.is_closing():
             return False
         answer.expect(usual, ended)
-        answer.transport.write(packed(command))
+        answer.transport.write(b"".join(map(packed, commands)))
         return True
 
     def place(self) -> tuple[str, int] | None:

@@ -31,6 +31,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS
@@ -204,7 +205,7 @@ class ClusterLink:
         self._map, self._session, self._timeout = slots, session, timeout
         self._links: dict[Address, RedisLink] = {}
         self._fsync, self._replicas = False, 0
-        self._open = False
+        self._open, self._tasks = False, TaskSet()
 
     def open(self, *, fsync: bool, replicas: int) -> None:
         """Accept calls, and answer them once they are as durable as `Durability` says."""
@@ -243,6 +244,24 @@ class ClusterLink:
                 hint=trouble.hint,
                 definite=trouble.definite and not any(doubts),
             ) from None
+
+    def send(
+        self, script: Script, keys: Sequence[Value], args: Sequence[Any], *, alone: bool = True
+    ) -> asyncio.Future[Any]:
+        """Return the future of a `call`."""
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        async def call() -> None:
+            try:
+                give = partial(answer.set_result, await self.call(script, keys, *args))
+            except Exception as error:
+                give = partial(answer.set_exception, error)
+            if not answer.done():
+                give()
+
+        task = self._tasks.spawn(call(), name="shardbus-redis-call")
+        answer.add_done_callback(lambda done: task.cancel() if done.cancelled() else None)
+        return answer
 
     async def call_at(
         self, master: Address, script: Script, keys: Sequence[Value], *args: Any

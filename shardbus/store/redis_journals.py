@@ -6,13 +6,13 @@ Source: `journal_protocol`; `redis_journal_scripts`.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from shardbus.errors import JournalConflict, StaleFence, StoreError
 from shardbus.store import redis_journal_scripts as scripts
-from shardbus.store.group_commit import BeginSaves, SavesEnded
+from shardbus.store.batches import BatchEnded
 from shardbus.store.journal_protocol import (
     PAGE_BYTES,
     TRIM_STEP,
@@ -25,7 +25,7 @@ from shardbus.store.redis_cluster import ClusterLink
 from shardbus.store.redis_keys import RedisKeys
 from shardbus.store.redis_link import RedisLink
 from shardbus.store.redis_packing import Value
-from shardbus.store.redis_parts import CHUNK_BYTES, CHUNK_WRITES, cut, rounds, settle
+from shardbus.store.redis_parts import begin_parts, in_rounds, parts_of
 from shardbus.store.redis_scripts import FENCE_WIDTH
 from shardbus.store.rows import check_fence, fence_of
 
@@ -47,59 +47,28 @@ class RedisJournals:
     ) -> None:
         self._keys, self._link_for, self._page_keys = keys, link_for, page_keys
         self._by_slot = by_slot
-        self.begin_saves: BeginSaves | None = None
-        """Sends appends without a task, if nothing follows a batch."""
-
-    def answer_at_once(self) -> None:
-        """Offer `begin_saves`: the server is one, and its answer ends a batch."""
-        self.begin_saves = self._begin
+        self.quick = False
+        """Nothing follows a batch: the server is one, and its answer ends it."""
 
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
+        return await in_rounds(self.begin_saves, appends, [self._key(one) for one in appends])
+
+    def begin_saves(
+        self, appends: Sequence[Append], ended: BatchEnded
+    ) -> list[asyncio.Future[Any]]:
+        """Send appends to different journals. Returns the futures of the replies."""
         for one in appends:
             check_fence(one.fence)
         keys: list[Value] = [self._key(one) for one in appends]
-        sizes = [one.size for one in appends]
-        answers: list[StoreError | None] = [None] * len(appends)
-
-        async def append(part: Sequence[int]) -> None:
-            chosen = [keys[i] for i in part]
-            link = self._link_for(chosen[0])
-            reply = await link.call(scripts.APPEND, chosen, *[appends[i] for i in part])
-            _note_refused(reply, part, appends, answers)
-
-        for once in rounds(keys):
-            groups: list[Sequence[int]] = [once]
-            if self._by_slot:
-                by_slot: dict[int, list[int]] = defaultdict(list)
-                for i in once:
-                    by_slot[self._keys.slot(appends[i].kind, appends[i].shard)].append(i)
-                groups = list(by_slot.values())
-            chunks = [part for group in groups for part in cut(group, sizes)]
-            if len(chunks) == 1:
-                await append(chunks[0])
-                continue
-            outcomes = await asyncio.gather(*map(append, chunks), return_exceptions=True)
-            settle(chunks, outcomes, answers)
-        return answers
-
-    def _begin(self, appends: Sequence[Append], ended: SavesEnded) -> bool:
-        """Send appends to different journals at once, as `group_commit.BeginSaves` says."""
-        if len(appends) > CHUNK_WRITES or scripts.size_of_entries(appends) >= CHUNK_BYTES:
-            return False
-        for one in appends:
-            check_fence(one.fence)
-        keys: list[Value] = [self._key(one) for one in appends]
+        slots = (self._keys.slot(one.kind, one.shard) if self._by_slot else 0 for one in appends)
+        parts = parts_of(slots, [one.size for one in appends])
         link = self._link_for(keys[0])
 
-        async def outcomes(reply: Coroutine[Any, Any, Any]) -> list[StoreError | None]:
-            answers: list[StoreError | None] = [None] * len(appends)
-            _note_refused(await reply, range(len(appends)), appends, answers)
-            return answers
+        def send(part: Sequence[int]) -> asyncio.Future[Any]:
+            chosen, alone = [keys[i] for i in part], len(parts) == 1
+            return link.send(scripts.APPEND, chosen, [appends[i] for i in part], alone=alone)
 
-        def on_end(reply: Coroutine[Any, Any, Any] | None) -> None:
-            ended(None if reply is None else outcomes(reply))
-
-        return isinstance(link, RedisLink) and link.begin(scripts.APPEND, keys, appends, on_end)
+        return begin_parts(parts, send, partial(_note_refused, appends), ended)
 
     async def open(
         self, kind: str, shard: str, name: str, fence: int, after: int, limit: int
@@ -136,9 +105,9 @@ class RedisJournals:
 
 
 def _note_refused(
+    appends: Sequence[Append],
     refused: Sequence[Any],
     part: Sequence[int],
-    appends: Sequence[Append],
     answers: list[StoreError | None],
 ) -> None:
     """Note the answers of APPEND for these of the appends."""

@@ -15,14 +15,17 @@ because a repeated call must carry a new sequence number (see `redis_scripts`).
 A link to one master of a cluster sends nothing again that another master may answer: its calls end
 with `Bounced`, and `redis_cluster` decides where they go next.
 
-A call with a usual answer needs no task until another one comes. `begin` sends it in the turn of
-its caller, if the link is connected and does nothing else.
+A call with a usual answer needs no task until another one comes. If the link is connected and does
+nothing else, the call goes in the turn of its caller; any other call waits for the task.
 
     IDLE ──call──> TASK ──nothing waits──> IDLE
-     │ begin        ^
-     v              │ another answer, deadline, connection lost: the task goes on with the call;
-    BEGUN ──────────┘ the usual answer, and calls wait
+     │ call with a  ^
+     │ usual answer │ another answer, half of the time is over, connection lost: the task goes on
+     v              │ with the call; the usual answer, and calls wait
+    BEGUN ──────────┘
       └──> IDLE  the usual answer
+
+`send` returns the future of the reply, and `call` awaits it. Both have the same deadline.
 """
 
 from __future__ import annotations
@@ -30,8 +33,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -74,6 +76,13 @@ class Durability(msgspec.Struct, frozen=True):
     """The log of the server is on its disk."""
     replicas: int = 0
     """The number of replicas that have it in memory."""
+
+    @property
+    def usual(self) -> bytes:
+        """The usual replies to the commands that follow a batch, as the server sends them."""
+        synced = b"*2\r\n:1\r\n:0\r\n" if self.fsync else b""
+        followed = b":%d\r\n" % self.replicas if self.replicas else b""
+        return b":0\r\n" + synced + followed
 
     def commands(self, sequence: int, milliseconds: int) -> list[tuple[Value, ...]]:
         """Return the commands that follow a batch."""
@@ -129,6 +138,11 @@ class _Call(msgspec.Struct, eq=False):
     args: Sequence[Any]
     size: int
     answer: asyncio.Future[Any]
+    until: float = 0.0
+    """When its caller waits no longer."""
+    follows: int = 0
+    """The replies behind its own, if it has begun."""
+    timer: asyncio.TimerHandle | None = None
     asking: bool = False
     """Send ASKING first: the key's slot is on its way to this server."""
     in_full: bool = False
@@ -138,27 +152,17 @@ class _Call(msgspec.Struct, eq=False):
     """Whether the server may have run it: it was sent, and no answer says that it did not run.
     `was_in_doubt`: the same before it was sent last."""
 
+    def end(self, answer: asyncio.Future[Any]) -> None:
+        """The caller has its answer, or has given up."""
+        if self.timer is not None:
+            self.timer.cancel()
+
     def command(self, session: str, sequence: int) -> tuple[Value, ...]:
         name = ("EVAL", self.script.source) if self.in_full else ("EVALSHA", self.script.sha)
         seq = str(sequence).zfill(SEQUENCE_WIDTH)
         sign = self.script.sign
         args = self.args if sign is None else sign(session + seq, self.args)
         return (*name, len(self.keys), *self.keys, session, seq, *args)
-
-
-@dataclass(slots=True, eq=False)
-class _Begun:
-    """A call that was sent without the task."""
-
-    call: _Call
-    ended: Callable[[Coroutine[Any, Any, Any] | None], None]
-    due: float
-    """When the task goes on with it."""
-    until: float
-    """When its caller waits no longer."""
-    timer: asyncio.TimerHandle = field(init=False)
-    is_over: bool = False
-    """The caller knows."""
 
 
 class RedisSession:
@@ -206,7 +210,8 @@ class RedisLink:
         self._waiting: deque[_Call] = deque()
         self._client: RedisClient | None = None
         self._task: asyncio.Task[None] | None = None
-        self._begun: _Begun | None = None
+        self._begun: _Call | None = None
+        """A call that was sent without the task."""
         self._running, self._closing = TaskSet(), TaskSet()
         self._trouble: Trouble | None = None
         """Why the last batch failed, None if it did not."""
@@ -229,8 +234,7 @@ class RedisLink:
             await asyncio.wait([task])
         begun, self._begun = self._begun, None
         if begun is not None:
-            self._waiting.append(begun.call)
-            self._end_begun(begun)
+            self._waiting.append(begun)
         while self._waiting:
             self._refuse(self._waiting.popleft(), Trouble("was closed here"))
         self._disconnect()
@@ -243,87 +247,95 @@ class RedisLink:
             StoreUnavailable: the server did not answer in time, or answered with an error; unless
             `definite`, the script may have run.
         """
-        until = asyncio.get_running_loop().time() + self._timeout
-        return await self._reply(self._queue(script, keys, args), until)
+        return await self.send(script, keys, args)
 
-    async def _reply(self, call: _Call, until: float) -> Any:
-        try:
-            async with asyncio.timeout_at(until):
-                return await call.answer
-        except TimeoutError:
-            raise self._outage.no_answer(
-                self._timeout, self._trouble, in_doubt=call.in_doubt
-            ) from None
+    def send(
+        self, script: Script, keys: Sequence[Value], args: Sequence[Any], *, alone: bool = True
+    ) -> asyncio.Future[Any]:
+        """Run `script` on the server, at once if it comes `alone` and the link can. Returns the
+        future of its reply, which fails as `call`."""
+        call = self._new(script, keys, args, 0)
+        loop = call.answer.get_loop()
+        call.until = loop.time() + self._timeout
+        begun = alone and self._begin(call)
+        if not begun:
+            call.size = script.size(args)
+            self._queue(call)
+        due = call.until - self._timeout / 2 if begun else call.until
+        call.timer = loop.call_at(due, self._on_time, call)
+        call.answer.add_done_callback(call.end)
+        return call.answer
 
-    def begin(
-        self,
-        script: Script,
-        keys: Sequence[Value],
-        args: Sequence[Any],
-        ended: Callable[[Coroutine[Any, Any, Any] | None], None],
-    ) -> bool:
-        """Run `script`, and send the call at once. `ended` is called in a callback of the loop:
-        with None once the server has given the usual answer, else with a coroutine that returns its
-        reply, or raises as `call` does. Returns False, and sends nothing, if the call must wait."""
+    def _begin(self, call: _Call) -> bool:
+        """Send a call at once. Returns False, and sends nothing, if it must wait."""
         client: Any = self._client
-        able = getattr(client, "begin", None) is not None and self._durability is None
-        if not able or not self._open or self._waiting or self._is_busy():
+        usual, durable = call.script.usual, self._durability
+        if not usual or self._waiting or self._is_busy() or not hasattr(client, "begin"):
             return False
-        loop = asyncio.get_running_loop()
-        call = _Call(script, keys, args, 0, loop.create_future(), in_doubt=True)
-        command = call.command(self._session.session, self._session.next_sequence())
-        due = loop.time() + self._timeout / 2
-        begun = _Begun(call, ended, due, until=due + self._timeout / 2)
-        if not client.begin(command, script.usual, partial(self._on_end, begun)):
+        sequence = self._session.next_sequence()
+        commands = [call.command(self._session.session, sequence)]
+        if durable is not None:
+            commands += durable.commands(sequence, int(self._timeout * 400))
+            usual += durable.usual
+        if not client.begin(commands, usual, partial(self._on_begun, call)):
             return False
-        begun.timer = loop.call_at(due, self._on_end, begun, False)
-        self._begun = begun
+        call.in_doubt, call.follows = True, len(commands) - 1
+        self._begun = call
         return True
 
-    def _on_end(self, begun: _Begun, usual: bool) -> None:
-        """Go on with a call that had begun: it has an answer, or is due."""
-        if begun.is_over:
+    def _on_begun(self, call: _Call, usual: bool) -> None:
+        """Go on with the call that had begun: it has an answer, or half of its time is over."""
+        if self._begun is not call or self._runs():
             return
         if not usual:
             self._start()
-            self._end_begun(begun)
             return
-        begun.is_over = True
-        begun.timer.cancel()
         self._begun = None
         self._outage.answered()
-        begun.ended(None)
-        if self._waiting and not self._is_busy():
+        if not call.answer.done():
+            call.answer.set_result([])
+        if self._waiting:
             self._start()
 
-    def _end_begun(self, begun: _Begun) -> None:
-        """Let the caller wait for a call as for any other."""
-        if not begun.is_over:
-            begun.is_over = True
-            begun.timer.cancel()
-            begun.ended(self._reply(begun.call, begun.until))
+    def _on_time(self, call: _Call) -> None:
+        """Half of the time of a call that had begun is over, or all of the time of any call."""
+        if call.answer.done():
+            return
+        loop = call.answer.get_loop()
+        if loop.time() < call.until:
+            call.timer = loop.call_at(call.until, self._on_time, call)
+            self._on_begun(call, False)
+            return
+        call.answer.set_exception(
+            self._outage.no_answer(self._timeout, self._trouble, in_doubt=call.in_doubt)
+        )
 
     def bounce(
         self, script: Script, keys: Sequence[Value], args: Sequence[Any], *, asking: bool = False
     ) -> asyncio.Future[Any]:
         """Return the future of a reply, as `call`, from a master of a cluster. It fails with
         `Bounced` if this server does not answer, and has no deadline of its own."""
-        return self._queue(script, keys, args, asking=asking).answer
+        call = self._new(script, keys, args, script.size(args))
+        call.asking = asking
+        self._queue(call)
+        return call.answer
 
-    def _queue(
-        self, script: Script, keys: Sequence[Value], args: Sequence[Any], *, asking: bool = False
-    ) -> _Call:
+    def _new(self, script: Script, keys: Sequence[Value], args: Sequence[Any], size: int) -> _Call:
         if not self._open:
             raise StoreUnavailable(f"the store {self._shown} is not open")
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        call = _Call(script, keys, args, script.size(args), answer, asking)
+        return _Call(script, keys, args, size, answer)
+
+    def _queue(self, call: _Call) -> None:
         self._waiting.append(call)
         if not self._is_busy():
             self._start()
-        return call
 
     def _is_busy(self) -> bool:
-        return self._begun is not None or (self._task is not None and not self._task.done())
+        return self._begun is not None or self._runs()
+
+    def _runs(self) -> bool:
+        return self._task is not None and not self._task.done()
 
     def _start(self) -> None:
         self._trouble = None
@@ -334,14 +346,14 @@ class RedisLink:
         client: Any
         begun, self._begun = self._begun, None
         pause = FIRST_PAUSE_S
-        while batch := self._take() if begun is None else [begun.call]:
+        while batch := self._take() if begun is None else [begun]:
             try:
                 if begun is None:
                     batch, replies = await self._exchanged(batch)
                 else:
-                    client, due, begun = self._client, begun.due, None
-                    async with asyncio.timeout_at(due):
-                        replies = await client.rest(1)
+                    client, call, begun = self._client, begun, None
+                    async with asyncio.timeout_at(call.until - self._timeout / 2):
+                        replies = self._synced(await client.rest(1 + call.follows), 1)
             except asyncio.CancelledError:
                 self._waiting.extendleft(reversed(batch))
                 if self._at is not None:
@@ -421,13 +433,18 @@ class RedisLink:
         follows: list[tuple[Value, ...]] = []
         if self._durability is not None:
             follows = self._durability.commands(sequence, int(self._timeout * 400))
-        replies = await _exchange(client, [*commands, *follows])
-        if self._durability is not None:
-            self._durability.check(replies[len(commands) :])
+        sent = [*commands, *follows]
+        replies = self._synced(await _exchange(client, sent), len(commands))
         if len(commands) == len(batch):
             return replies[: len(batch)]
         places = (i for i, command in enumerate(commands) if len(command) > 1)
         return [replies[i] for i in places]
+
+    def _synced(self, replies: list[Any], count: int) -> list[Any]:
+        """Return the replies to this many commands; check those that follow."""
+        if self._durability is not None:
+            self._durability.check(replies[count:])
+        return replies
 
     def busy_for(self, key: Value) -> bool:
         """True while calls wait or are in flight, whatever the key."""

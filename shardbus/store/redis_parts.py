@@ -6,10 +6,13 @@ bytes, so that the server goes on with others in between.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
-from shardbus.errors import StoreUnavailable
+from shardbus.store.batches import BatchEnded, Begin, failures, written
 from shardbus.store.redis_packing import Value
 
 CHUNK_WRITES = 128
@@ -32,6 +35,54 @@ def rounds(keys: Sequence[Value]) -> Iterator[Sequence[int]]:
     yield range(first, len(keys))
 
 
+def begin_parts(
+    parts: Sequence[Sequence[int]],
+    send: Callable[[Sequence[int]], asyncio.Future[Any]],
+    note: Callable[[Any, Sequence[int], list[Any]], None],
+    ended: BatchEnded,
+) -> list[asyncio.Future[Any]]:
+    """Begin a batch of calls, some of them in each script. `send` sends the calls at these places,
+    and `note` takes the reply to them, and the answers. A script that fails gives its error to each
+    of its calls. Returns the futures of the replies."""
+    answers: list[Any] = [None] * sum(map(len, parts))
+    left = len(parts)
+
+    def on_reply(part: Sequence[int], reply: asyncio.Future[Any]) -> None:
+        nonlocal left
+        if reply.cancelled():
+            return
+        try:
+            note(reply.result(), part, answers)
+        except Exception as error:
+            for i, failure in zip(part, failures(error, len(part)), strict=True):
+                answers[i] = failure
+        left -= 1
+        if not left:
+            ended(answers)
+
+    replies = [send(part) for part in parts]
+    for part, reply in zip(parts, replies, strict=True):
+        reply.add_done_callback(partial(on_reply, part))
+    return replies
+
+
+async def in_rounds(begin: Begin, writes: Sequence[Any], keys: Sequence[Value]) -> list[Any]:
+    """Return the outcomes of writes to these keys, of which a batch has each once."""
+    outcomes: list[Any] = []
+    for places in rounds(keys):
+        outcomes += await written(begin, [writes[i] for i in places])
+    return outcomes
+
+
+def parts_of(groups: Iterable[Hashable], sizes: Sequence[int]) -> list[Sequence[int]]:
+    """Return the places of writes, one part for each script: writes of one group each. `sizes`:
+    their bytes."""
+    parts: dict[Hashable, list[int]] = defaultdict(list)
+    for i, group in enumerate(groups):
+        parts[group].append(i)
+    return [part for group in parts.values() for part in cut(group, sizes)]
+
+
 def cut(places: Sequence[int], sizes: Sequence[int]) -> Iterator[Sequence[int]]:
     """Cut these places into parts for one script each. `sizes`: the bytes of each write, by its
     place."""
@@ -42,26 +93,3 @@ def cut(places: Sequence[int], sizes: Sequence[int]) -> Iterator[Sequence[int]]:
             first, size = n, 0
         size += sizes[i]
     yield places[first:]
-
-
-def settle(
-    parts: Sequence[Sequence[int]], outcomes: Sequence[BaseException | None], answers: list[Any]
-) -> None:
-    """Give the error of each part that failed to each of its members. If all failed, raise."""
-    failed = [outcome for outcome in outcomes if outcome is not None]
-    for error in failed:
-        if not isinstance(error, StoreUnavailable):
-            raise error
-    if failed and len(failed) == len(parts):
-        definite = all(isinstance(one, StoreUnavailable) and one.definite for one in failed)
-        raise again(failed[0], definite)
-    for part, outcome in zip(parts, outcomes, strict=True):
-        for i in part if outcome is not None else ():
-            answers[i] = again(outcome, None)
-
-
-def again(error: BaseException | None, definite: bool | None) -> StoreUnavailable:
-    """Return another error that says the same."""
-    assert isinstance(error, StoreUnavailable)
-    sure = error.definite if definite is None else definite
-    return StoreUnavailable(error.message, hint=error.hint, definite=sure)

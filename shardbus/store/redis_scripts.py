@@ -112,7 +112,7 @@ class Script:
     sign: Callable[[str, Sequence[Any]], list[Value]] | None = None
     """Returns the arguments of the script for a call's arguments and the command's signature."""
     usual: bytes = b""
-    """The answer to nearly every call, as the server sends it."""
+    """The answer to nearly every call, an empty list, as the server sends it."""
     sha: str = field(init=False)
 
     def __post_init__(self) -> None:

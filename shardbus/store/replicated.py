@@ -89,6 +89,7 @@ from shardbus.replication.values import (
     table_key,
 )
 from shardbus.replication.values import BUCKETS_EACH as IN_PARTITION
+from shardbus.store.batches import BatchEnded, BatchTasks, written
 from shardbus.store.protocol import Due, IdPage, Lease, NewHomes, Save, StoredTable, new_identity
 from shardbus.store.replica_links import ReplicaLinks
 from shardbus.store.replicated_journals import ReplicatedJournals
@@ -158,9 +159,21 @@ class _BucketScan:
         ]
 
 
+class _Batch:
+    """Operations that end together. `ended` takes their outcomes."""
+
+    __slots__ = ("ended", "left", "outcomes")
+
+    def __init__(self, count: int, ended: Callable[[list[Outcome]], None]) -> None:
+        self.outcomes: list[Outcome] = [Unanswered(sent=True)] * count
+        self.left, self.ended = count, ended
+
+
 class ReplicatedStore:
     """A `StateStore` on the replicas at `addresses`. `timeout` bounds each call, in seconds, and
     `start_within` the start. `network` makes the network of one start."""
+
+    quick = False
 
     def __init__(
         self,
@@ -181,8 +194,9 @@ class ReplicatedStore:
         self._proposer: Proposer | None = None
         self._links: ReplicaLinks
         self._loop: asyncio.AbstractEventLoop
-        self._tickets, self._scans = count(1), count(SCANS)
-        self._awaited: dict[int, Callable[[Outcome], None]] = {}
+        self._scans = count(SCANS)
+        self._batches: set[_Batch] = set()
+        """Those under way. The ticket of an operation is its batch and its place there."""
         self._scanned: dict[int, Callable[[int, int, BucketRows], None]] = {}
         self._values: ReplicatedValues | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -194,6 +208,7 @@ class ReplicatedStore:
         self.journals = ReplicatedJournals(
             self._change, self._change_all, self._read, self._page_keys
         )
+        self._tasks = BatchTasks(self.save_states)
         self._reminders = ReplicatedReminders(
             self._change, self._do_all, self._read, self._save_all
         )
@@ -258,9 +273,9 @@ class ReplicatedStore:
             self._timer = None
         self.values.close()
         self._links.close()
-        awaited, self._awaited = self._awaited, {}
-        for settle in awaited.values():
-            settle(Unanswered(sent=True))
+        batches, self._batches = self._batches, set()
+        for batch in batches:
+            self._loop.call_soon(batch.ended, batch.outcomes)
         self._scanned.clear()
 
     @property
@@ -333,13 +348,18 @@ class ReplicatedStore:
         self._arm()
 
     def _carry_out(self, effects: list[Effect]) -> None:
+        send = self._links.send
         for effect in effects:
+            if type(effect) is SendCall and type(effect.call) is StoreCall:
+                send(effect.disk, effect.call)  # most effects, faster than by a pattern
+                continue
             match effect:
-                case SendCall(disk, StoreCall() as call):
-                    self._links.send(disk, call)
-                case Finished(int() as ticket, outcome):
-                    if (settle := self._awaited.pop(ticket, None)) is not None:
-                        settle(outcome)
+                case Finished((_Batch() as batch, int() as place), outcome):
+                    batch.outcomes[place] = outcome
+                    batch.left -= 1
+                    if not batch.left:
+                        self._batches.discard(batch)
+                        self._loop.call_soon(batch.ended, batch.outcomes)
                 case SendCall(disk, AdoptRing(ring)):
                     self._links.adopt(ring, {disk})
                 case RingFound(ring):
@@ -370,35 +390,16 @@ class ReplicatedStore:
             self._carry_out(self._proposer.tick(self._loop.time()))
             self._arm()
 
-    def _submit(self, key: str, work: Operation, settle: Callable[[Outcome], None]) -> None:
-        """Begin an operation. `settle` is called once with its outcome."""
-        proposer, ticket = self._open(), next(self._tickets)
-        self._awaited[ticket] = settle
-        self._carry_out(proposer.submit(ticket, key, work, self._loop.time(), self._timeout))
-
-    async def _do(self, key: str, work: Operation) -> Outcome:
-        """Carry out one operation.
-
-        Raises:
-            StoreUnavailable: too few replicas have answered in time.
-        """
-        self._open()
-        future: asyncio.Future[Outcome] = self._loop.create_future()
-        self._submit(key, work, partial(_settle, future))
+    def _begin_all(
+        self, works: Sequence[tuple[str, Operation]], ended: Callable[[list[Outcome]], None]
+    ) -> None:
+        """Begin operations, at least one. `ended` is called once, in a callback of the loop."""
+        proposer, batch = self._open(), _Batch(len(works), ended)
+        self._batches.add(batch)
+        now = self._loop.time()
+        for place, (key, work) in enumerate(works):
+            self._carry_out(proposer.submit((batch, place), key, work, now, self._timeout))
         self._arm()
-        outcome = await future
-        if isinstance(outcome, Unanswered):
-            raise self._unavailable(definite=not outcome.sent)
-        return outcome
-
-    def _unavailable(self, *, definite: bool = False) -> StoreUnavailable:
-        troubles = "" if self._proposer is None else self._links.troubles
-        return StoreUnavailable(
-            f"{self._url}: too few replicas have answered within {self._timeout:g} s"
-            + (f": {troubles}" if troubles else ""),
-            hint="a majority of the replicas must run",
-            definite=definite,
-        )
 
     async def _do_all(self, works: Sequence[tuple[str, Operation]]) -> list[Outcome]:
         """Carry out operations at once. Returns their outcomes.
@@ -409,24 +410,27 @@ class ReplicatedStore:
         self._open()
         if not works:
             return []
-        outcomes: list[Outcome] = [Unanswered(sent=False)] * len(works)
-        left = len(works)
-        all_settled: asyncio.Future[None] = self._loop.create_future()
-
-        def settle(place: int, outcome: Outcome) -> None:
-            nonlocal left
-            outcomes[place], left = outcome, left - 1
-            if not left and not all_settled.done():
-                all_settled.set_result(None)
-
-        for place, (key, work) in enumerate(works):
-            self._submit(key, work, partial(settle, place))
-        self._arm()
-        await all_settled
+        future: asyncio.Future[list[Outcome]] = self._loop.create_future()
+        self._begin_all(works, lambda done: None if future.done() else future.set_result(done))
+        outcomes = await future
         if all(isinstance(outcome, Unanswered) for outcome in outcomes):
             definite = all(isinstance(o, Unanswered) and not o.sent for o in outcomes)
             raise self._unavailable(definite=definite)
         return outcomes
+
+    async def _do(self, key: str, work: Operation) -> Outcome:
+        """Carry out one operation, as `_do_all`."""
+        [outcome] = await self._do_all([(key, work)])
+        return outcome
+
+    def _unavailable(self, *, definite: bool = False) -> StoreUnavailable:
+        troubles = "" if self._proposer is None else self._links.troubles
+        return StoreUnavailable(
+            f"{self._url}: too few replicas have answered within {self._timeout:g} s"
+            + (f": {troubles}" if troubles else ""),
+            hint="a majority of the replicas must run",
+            definite=definite,
+        )
 
     async def _change_all(self, changes: Sequence[tuple[str, int, Function]]) -> list[object]:
         """Change many values at once. Returns the result of each, StoreUnavailable for one that too
@@ -497,26 +501,39 @@ class ReplicatedStore:
             return await self._reminders.save_states(saves)
         return await self._save_all(saves)
 
+    def begin_saves(self, saves: Sequence[Save], ended: BatchEnded) -> None:
+        """Send saves at once; with reminders, other writes come first."""
+        if any(map(_REMINDERS, saves)):
+            self._tasks.begin_saves(saves, ended)
+        else:
+            self._begin_saves(saves, ended)
+
     async def _save_all(self, saves: Sequence[Save]) -> list[StoreError | None]:
+        return await written(self._begin_saves, saves)
+
+    def _begin_saves(self, saves: Sequence[Save], ended: BatchEnded) -> None:
         copies = self._copies(len(self._addresses))
-        works = [
+        works: list[tuple[str, Operation]] = [
             (
                 state_key(save.entity_type, save.entity_id),
                 SaveState(save.fence, save.op_id, save.data, copies, _saved_reminders(save)),
             )
             for save in saves
         ]
-        outcomes = await self._do_all(works)
-        return [self._saved(save, o) for save, o in zip(saves, outcomes, strict=True)]
+        self._begin_all(works, lambda outcomes: ended(self._saved(saves, outcomes)))
 
-    def _saved(self, save: Save, outcome: Outcome | None) -> StoreError | None:
-        match outcome:
-            case Outdated(stored):
-                return StaleFence(save.entity_type, save.entity_id, save.fence, stored)
-            case Unanswered(sent):
-                return self._unavailable(definite=not sent)
-            case _:
-                return None
+    def _saved(self, saves: Sequence[Save], outcomes: Sequence[Outcome]) -> list[StoreError | None]:
+        answers: list[StoreError | None] = [None] * len(saves)
+        for place, outcome in enumerate(outcomes):
+            match outcome:
+                case Outdated(stored):
+                    kind, _, entity_id, fence, *_ = saves[place]
+                    answers[place] = StaleFence(kind, entity_id, fence, stored)
+                case Unanswered(sent):
+                    answers[place] = self._unavailable(definite=not sent)
+                case _:
+                    pass
+        return answers
 
     async def read_states(self, entity_type: str, entity_ids: Sequence[str]) -> list[bytes | None]:
         reads = (self._read(state_key(entity_type, entity_id)) for entity_id in entity_ids)
@@ -694,11 +711,6 @@ def _saved_reminders(save: Save) -> SavedReminders | None:
         return None
     due, record, alone = reminders
     return SavedReminders(save.shard, due, record if due else None, alone)
-
-
-def _settle(future: asyncio.Future[Outcome], outcome: Outcome) -> None:
-    if not future.done():
-        future.set_result(outcome)
 
 
 def _stored(entity_type: str, table: TableValue) -> StoredTable:

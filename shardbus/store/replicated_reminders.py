@@ -22,10 +22,12 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 from shardbus.errors import StaleFence, StoreError, StoreUnavailable
 from shardbus.replication import proposer, reminder_index, values
 from shardbus.replication.reminder_index import SettledSave, due_of, list_of
+from shardbus.store.batches import failures
 from shardbus.store.protocol import Due, Save
 
 SETTLED_MAX = 10_000
@@ -62,7 +64,7 @@ class ReplicatedReminders:
         for number, save in enumerate(saves):
             place = save[:2] if save[:3] in reminded else None
             parts.setdefault(place, []).append(number)
-        answers: list[StoreError | None] = [None] * len(saves)
+        answers: list[Any] = [None] * len(saves)
 
         async def carry_out(place: Place | None, numbers: list[int]) -> None:
             part = [saves[number] for number in numbers]
@@ -75,13 +77,13 @@ class ReplicatedReminders:
 
     async def _save_part(
         self, place: Place | None, saves: Sequence[Save]
-    ) -> Sequence[StoreError | None]:
+    ) -> Sequence[Exception | None]:
         try:
             if place is None:
                 return await self._save_all(saves)
             return await self._save_reminded(place, saves)
         except StoreUnavailable as e:
-            return [StoreUnavailable(e.message, hint=e.hint, definite=e.definite) for _ in saves]
+            return failures(e, len(saves))
 
     async def _save_reminded(
         self, place: Place, saves: Sequence[Save]

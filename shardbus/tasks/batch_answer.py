@@ -6,6 +6,9 @@ answer calls its first waiter itself, in that waiter's own context, as the loop 
 of a batch have the same context, so the callback runs in the first one's. Further waiters, and the
 cancellation of an answer, take the loop's way.
 
+A waiter may be a step of a task, so answers are settled in a callback of the loop, outside of any
+task.
+
 Source: `asyncio.Future`, whose rules for callbacks it follows.
 """
 
@@ -20,7 +23,7 @@ from shardbus.tasks.light_future import Callback, LightFuture
 
 
 class BatchAnswer(LightFuture):
-    """A future without a value, which `settle_soon` settles outside of any task."""
+    """A future without a value, which `settle` settles."""
 
     __slots__ = ("waiter", "waiter_context")
     waiter: Callback | None
@@ -63,17 +66,26 @@ class BatchAnswer(LightFuture):
         super().settle(value, error)
 
 
+def settle(
+    loop: asyncio.AbstractEventLoop,
+    answers: Iterable[BatchAnswer],
+    errors: Iterable[Exception | None],
+) -> None:
+    """Give the answers, each with its error. Must be the last step of a callback of the loop,
+    because a waiter that raises does so in it."""
+    answers = list(answers)
+    waited = (answer.waiter_context for answer in answers if answer.waiter is not None)
+    context = next(waited, None) or copy_context()
+    context.run(_settle_all, loop, zip(answers, errors, strict=True), context)
+
+
 def settle_soon(
     loop: asyncio.AbstractEventLoop,
     answers: Iterable[BatchAnswer],
     errors: Iterable[Exception | None],
 ) -> None:
     """Give the answers, each with its error, in the next turn of the loop."""
-    answers = list(answers)
-    waited = (answer.waiter_context for answer in answers if answer.waiter is not None)
-    context = next(waited, None) or copy_context()
-    pairs = zip(answers, errors, strict=True)
-    loop.call_soon(_settle_all, loop, pairs, context, context=context)
+    loop.call_soon(settle, loop, answers, errors)
 
 
 def _settle_all(

@@ -65,11 +65,12 @@ _read_turn = msgspec.msgpack.Decoder(_Turn).decode
 
 def encode_turn(turn: LogTurn) -> bytes:
     """Return the body of a frame of the log."""
-    out = _Turn([], [], [], turn.state, turn.compacted, [], [])
-    for record in turn.records:
+    values = [record for record in turn.records if type(record) is msg.ValueRecord]
+    out = _Turn(values, [], [], turn.state, turn.compacted, [], [])
+    for record in turn.records if len(values) < len(turn.records) else ():
         match record:
             case msg.ValueRecord():
-                out.values.append(record)
+                pass
             case msg.PromiseRecord():
                 out.promises.append(record)
             case msg.ChangeRecord():

@@ -68,6 +68,8 @@ from shardbus.replication.versions import DataValue, NotTaken
 
 VERSION = 2
 CLUSTER_BYTES = 8
+_made = tuple.__new__
+"""Makes a named tuple in half the time that its class takes."""
 _HEAD = Layout(f">BB{CLUSTER_BYTES}sI")
 
 
@@ -164,7 +166,7 @@ def value_of(key: str, raw: Any) -> Value:
     if kind is None:
         return tuple(raw) if isinstance(raw, list) else raw
     if kind is StateValue and type(raw) is list and len(raw) == 5 and raw[4] is None:
-        return StateValue(*raw)  # most values by far: a state without reminders
+        return _made(StateValue, raw)  # most values by far: a state without reminders
     value: Value = msgspec.convert(raw, kind)
     return value
 
@@ -221,12 +223,15 @@ _REQUESTS: tuple[type[msg.Request], ...] = (
 """In the order of their lists in a CALL."""
 
 
+_FLAT = msg.AcceptValue, msg.AcceptChange
+
+
 def encode_call(requests: Iterable[Numbered]) -> bytes:
     """Return the body of a CALL."""
     call: dict[type[msg.Request], list[Any]] = {kind: [] for kind in _REQUESTS}
     for number, request in requests:
-        flat = isinstance(request, msg.AcceptValue | msg.AcceptChange)
-        call[type(request)].append((number, *request) if flat else (number, request))
+        kind = type(request)
+        call[kind].append((number, *request) if kind in _FLAT else (number, request))
     return _pack(tuple(call.values()))
 
 
@@ -238,7 +243,7 @@ def decode_call(body: bytes) -> list[Numbered]:
     """
     call = _read_call(body)
     accepts = [
-        (number, msg.AcceptValue(key, ballot, value_of(key, raw), age))
+        (number, _made(msg.AcceptValue, (key, ballot, value_of(key, raw), age)))
         for number, key, ballot, raw, age in call.accepts
     ]
     changes = [

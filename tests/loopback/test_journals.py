@@ -155,15 +155,15 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 async def test_appends_of_a_node_share_round_trips_and_stay_in_sequence(url: str) -> None:
     async with opened(url) as (store, journals):
         calls = 0
-        real = journals.append
+        name = "begin_saves" if hasattr(journals, "begin_saves") else "append"
+        real = getattr(journals, name)
 
-        async def counted(appends: Any) -> Any:
+        def counted(*args: Any) -> Any:
             nonlocal calls
             calls += 1
-            return await real(appends)
+            return real(*args)
 
-        store.journals.append = counted
-        store.journals.begin_saves = None
+        setattr(journals, name, counted)
         writer = Journals(store.journals, 7, lane=getattr(store, "lane", None))
 
         async def write(name: str) -> None:

@@ -1,4 +1,4 @@
-"""Saves that go to a real Redis without a task (`group_commit.BeginSaves`), under faults of the
+"""Saves that go to a real Redis without a task (`batches.BeginsSaves`), under faults of the
 server and the network."""
 
 from __future__ import annotations

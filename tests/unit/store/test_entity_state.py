@@ -14,8 +14,8 @@ import pytest
 
 from shardbus.errors import StaleActivation, StoreError, StoreUnavailable
 from shardbus.store import entity_state
+from shardbus.store.batches import BatchEnded, failures
 from shardbus.store.entity_state import EntityStates
-from shardbus.store.group_commit import SavesEnded
 from shardbus.store.memory import MemoryStore
 from shardbus.store.protocol import Save
 
@@ -229,19 +229,14 @@ class Server(MemoryStore):
 class EagerServer(Server):
     """The same, which takes batches without a task."""
 
-    def begin_saves(self, saves: Sequence[Save], ended: SavesEnded) -> bool:
-        answer = self.ask_save(saves).answer
+    quick = True
 
-        async def outcomes() -> list[StoreError | None]:
-            results: list[StoreError | None] = await answer
-            return results
+    def begin_saves(self, saves: Sequence[Save], ended: BatchEnded) -> None:
+        def on_answer(answer: asyncio.Future[Any]) -> None:
+            error = answer.exception()
+            ended(failures(error, len(saves)) if isinstance(error, Exception) else answer.result())
 
-        def on_end(done: asyncio.Future[Any]) -> None:
-            failed = done.exception() is not None or any(done.result())
-            ended(outcomes() if failed else None)
-
-        answer.add_done_callback(on_end)
-        return True
+        self.ask_save(saves).answer.add_done_callback(on_answer)
 
 
 class Model:

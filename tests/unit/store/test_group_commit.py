@@ -11,7 +11,8 @@ import pytest
 
 from shardbus.errors import StaleFence, StoreError, StoreUnavailable
 from shardbus.store import group_commit as group_module
-from shardbus.store.group_commit import AT_ONCE, SaveGroup, SavesEnded, op_ids
+from shardbus.store.batches import BatchEnded, BatchTasks
+from shardbus.store.group_commit import AT_ONCE, SaveGroup, op_ids
 from shardbus.store.memory import MemoryStore
 from shardbus.store.protocol import Save
 
@@ -61,6 +62,10 @@ class Observer:
         self.backlogs += 1
 
 
+def batches(store: Script) -> BatchTasks:
+    return BatchTasks(lambda saves: store.save_states(saves))
+
+
 @pytest.fixture
 async def store() -> Script:
     store = Script()
@@ -70,7 +75,7 @@ async def store() -> Script:
 
 @pytest.fixture
 def group(store: Script) -> SaveGroup:
-    return SaveGroup(store, itertools.count(1), Observer(), pause=0.0)
+    return SaveGroup(batches(store), itertools.count(1), Observer(), pause=0.0)
 
 
 async def turns(count: int = 5) -> None:
@@ -152,7 +157,7 @@ async def test_an_entity_has_one_save_in_flight(store: Script, group: SaveGroup)
 
 async def test_saves_are_counted_with_their_failures(store: Script) -> None:
     observer = Observer()
-    group = SaveGroup(store, itertools.count(1), observer, attempts=1)
+    group = SaveGroup(batches(store), itertools.count(1), observer, attempts=1)
     await store.load_state("counter", "7", "b", 9)
     await asyncio.gather(
         *(group.save("counter", "7", entity_id, 1, b"x") for entity_id in "abc"),
@@ -274,7 +279,7 @@ async def test_a_save_of_a_process_that_stood_still_is_not_sent_again(store: Scr
     """A store that failed over meanwhile may have lost the fence of the shard's next home."""
     now = [100.0]
     group = SaveGroup(
-        store, itertools.count(1), Observer(), pause=0.0, within=6.0, clock=lambda: now[0]
+        batches(store), itertools.count(1), Observer(), pause=0.0, within=6.0, clock=lambda: now[0]
     )
     store.failures, store.gate = 1, asyncio.Event()
     saving = asyncio.ensure_future(group.save("counter", "7", "a", 1, b"x"))
@@ -313,7 +318,7 @@ async def test_a_store_that_answers_for_another_number_of_saves_leaves_no_caller
     async def short(saves: Sequence[Save]) -> list[StoreError | None]:
         return [None] * (len(saves) - 1)
 
-    group = SaveGroup(store, itertools.count(1), Observer())
+    group = SaveGroup(batches(store), itertools.count(1), Observer())
     monkeypatch.setattr(store, "save_states", short)
     saves = [group.save("counter", "7", name, 1, b"") for name in "abc"]
     answers = await asyncio.wait_for(asyncio.gather(*saves, return_exceptions=True), 60)
@@ -325,7 +330,7 @@ async def test_a_store_that_answers_for_another_number_of_saves_leaves_no_caller
 
 async def test_a_group_tells_each_time_that_many_more_wait(store: Script) -> None:
     observer = Observer()
-    group = SaveGroup(store, itertools.count(1), observer)
+    group = SaveGroup(batches(store), itertools.count(1), observer)
     waits = [group.save("counter", "7", str(n), 1, b"") for n in range(2 * AT_ONCE + 1)]
     assert observer.backlogs == 2
     await asyncio.gather(*waits)
@@ -334,21 +339,19 @@ async def test_a_group_tells_each_time_that_many_more_wait(store: Script) -> Non
 
 
 class Eager(Script):
-    """A store that begins up to `room` batches at once, and answers them on the test's call."""
+    """A quick store, which answers the batches that have begun on the test's call."""
+
+    quick = True
 
     def __init__(self) -> None:
         super().__init__()
-        self.room = 3
-        self.begun: list[tuple[list[Save], SavesEnded]] = []
+        self.begun: list[tuple[list[Save], BatchEnded]] = []
         self.cannot: Exception | None = None
 
-    def begin_saves(self, saves: Sequence[Save], ended: SavesEnded) -> bool:
+    def begin_saves(self, saves: Sequence[Save], ended: BatchEnded) -> None:
         if self.cannot is not None:
             raise self.cannot
-        if len(self.begun) >= self.room:
-            return False
         self.begun.append((list(saves), ended))
-        return True
 
     @property
     def sizes(self) -> list[int]:
@@ -356,17 +359,16 @@ class Eager(Script):
 
     def have(self) -> None:
         """Tell that the store has all of the first batch."""
-        self.begun.pop(0)[1](None)
+        self.answer(*[None] * self.sizes[0])
 
     def answer(self, *outcomes: StoreError | None) -> None:
-        """Give the first batch these outcomes. A single error is raised, for all of it."""
+        """Give the first batch these outcomes, in a callback of the loop."""
+        asyncio.get_running_loop().call_soon(self.begun.pop(0)[1], outcomes)
 
-        async def found() -> list[StoreError | None]:
-            if len(outcomes) == 1 and outcomes[0] is not None:
-                raise outcomes[0]
-            return [*outcomes]
-
-        self.begun.pop(0)[1](found())
+    async def silent(self, count: int) -> None:
+        """Give the first batch no answer, and wait until it is sent again."""
+        self.answer(*[StoreUnavailable("away") for _ in range(count)])
+        await turns()
 
 
 @pytest.fixture
@@ -414,6 +416,7 @@ async def test_a_store_works_while_the_saves_of_one_turn_still_come(
     assert eager.sizes == soon
     while eager.begun:
         eager.have()
+        await turns(2)
     await asyncio.gather(*answers)
 
 
@@ -424,29 +427,16 @@ async def test_what_waits_goes_as_soon_as_a_batch_has_ended(eager: Eager, quick:
     await turns()
     assert eager.sizes == [1]
     eager.have()
+    await turns(1)
     assert eager.sizes == [50]
     eager.have()
     await asyncio.gather(*first, *others)
 
 
-async def test_a_batch_that_cannot_begin_is_written_by_a_task(
-    eager: Eager, quick: SaveGroup
-) -> None:
-    eager.room = 0
-    await asyncio.gather(*saved(quick, 3))
-    assert [len(batch) for batch in eager.batches] == [3]
-    eager.room = 3
-    answers = saved(quick, 3)
-    await turns(1)
-    assert eager.sizes == [3], "the writer is idle again"
-    eager.have()
-    await asyncio.gather(*answers)
-
-
 async def test_an_error_before_a_batch_is_sent_is_for_its_callers(
     eager: Eager, quick: SaveGroup
 ) -> None:
-    eager.cannot = eager.defect = ZeroDivisionError()
+    eager.cannot = ZeroDivisionError()
     outcomes = await asyncio.gather(*saved(quick, 200), return_exceptions=True)
     assert {type(outcome) for outcome in outcomes} == {ZeroDivisionError}
 
@@ -470,10 +460,24 @@ async def test_a_begun_batch_without_an_answer_is_sent_again_with_the_same_opera
     answers = saved(quick, 3)
     await turns(1)
     [(sent, _)] = eager.begun
-    eager.answer(StoreUnavailable("away"))
+    await eager.silent(3)
+    [(again, _)] = eager.begun
+    assert again == sent
+    eager.have()
     await asyncio.gather(*answers)
-    assert eager.batches == [sent]
-    assert await eager.load_state("counter", "7", "e-2", 1) == b"x"
+
+
+async def test_of_a_begun_batch_only_what_has_no_answer_is_sent_again(
+    eager: Eager, quick: SaveGroup
+) -> None:
+    answers = saved(quick, 3)
+    await turns(1)
+    eager.answer(None, StoreUnavailable("away"), StaleFence("counter", "e-2", 1, 9))
+    await turns()
+    assert [[save.entity_id for save in saves] for saves, _ in eager.begun] == [["e-1"]]
+    eager.have()
+    outcomes = await asyncio.gather(*answers, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [type(None), type(None), StaleFence]
 
 
 async def test_a_begun_batch_of_a_process_that_stood_still_is_not_sent_again(
@@ -484,10 +488,10 @@ async def test_a_begun_batch_of_a_process_that_stood_still_is_not_sent_again(
     answers = saved(group, 1)
     await turns(1)
     now[0] += 6.0
-    eager.answer(StoreUnavailable("away"))
+    await eager.silent(1)
     with pytest.raises(StoreUnavailable):
         await answers[0]
-    assert eager.batches == []
+    assert eager.begun == []
 
 
 async def test_of_an_entity_one_save_is_in_flight_also_without_tasks(
@@ -498,4 +502,5 @@ async def test_of_an_entity_one_save_is_in_flight_also_without_tasks(
         await turns(1)
         assert [[save.data for save in saves] for saves, _ in eager.begun] == [[b"%d" % n]]
         eager.have()
+        await turns(1)
     await asyncio.gather(*answers)

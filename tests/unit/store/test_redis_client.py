@@ -158,7 +158,7 @@ def test_what_is_expected_no_more_goes_to_the_library(
 
 async def test_a_connection_whose_reader_is_hidden_begins_nothing() -> None:
     client = client_of(Connection([b"a"]))
-    assert not client.begin(("GET", "a"), b"$1\r\n", lambda usual: None), "not connected"
+    assert not client.begin([("GET", "a")], b"$1\r\n", lambda usual: None), "not connected"
     await client.exchange([("GET", "a")])
-    assert not client.begin(("GET", "a"), b"$1\r\n", lambda usual: None)
+    assert not client.begin([("GET", "a")], b"$1\r\n", lambda usual: None)
     await client.aclose()

@@ -4,7 +4,7 @@ task."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -127,33 +127,34 @@ class DirectClient(Client):
         super().__init__()
         self.connects.set()
         self.able = True
-        self.begun: list[tuple[Sequence[Any], bytes, Callable[[bool], None]]] = []
+        self.begun: list[tuple[Sequence[Sequence[Any]], bytes, Callable[[bool], None]]] = []
         self.replies: asyncio.Queue[Any] = asyncio.Queue()
+        self.following: list[Any] = []
 
-    def begin(self, command: Sequence[Any], usual: bytes, ended: Callable[[bool], None]) -> bool:
+    def begin(
+        self, commands: Sequence[Sequence[Any]], usual: bytes, ended: Callable[[bool], None]
+    ) -> bool:
         if self.able:
-            self.begun.append((command, usual, ended))
+            self.begun.append((commands, usual, ended))
         return self.able
 
     async def rest(self, count: int) -> list[Any]:
         reply = await self.replies.get()
         if isinstance(reply, Exception) and not isinstance(reply, NoScriptError):
             raise reply
-        return [reply]
+        return [reply, *self.following][:count]
 
     def answer(self, usual: bool) -> None:
         self.begun.pop(0)[2](usual)
 
 
 class Begun:
-    """A link over direct clients, and the outcomes of its calls that have begun."""
+    """A link over direct clients."""
 
     def __init__(self, timeout: float = LONG_S, durability: Durability | None = None) -> None:
         self.clients: list[DirectClient] = []
         self.link = RedisLink(self._connect, RedisSession("s" * 10, "redis://r"), timeout=timeout)
         self.link.open(durability)
-        self.told: asyncio.Queue[Awaitable[Any] | None] = asyncio.Queue()
-        self.on_end: Callable[[Awaitable[Any] | None], None] = self.told.put_nowait
 
     def _connect(self) -> Any:
         self.clients.append(DirectClient())
@@ -168,16 +169,20 @@ class Begun:
         await asyncio.sleep(0)
         return self
 
-    def differs(self, reply: object) -> Awaitable[Any]:
-        """Answer the call that has begun with something else; return its caller's outcome."""
+    def differs(self, reply: object) -> None:
+        """Answer the call that has begun with something else."""
         self.client.replies.put_nowait(reply)
         self.client.answer(False)
-        answer = self.told.get_nowait()
-        assert answer is not None
-        return answer
 
-    def begin(self) -> bool:
-        return self.link.begin(SAVE_STATES, ["b"], [], lambda reply: self.on_end(reply))
+    def send(self) -> asyncio.Future[Any]:
+        return self.link.send(SAVE_STATES, ["b"], [])
+
+    def begin(self) -> asyncio.Future[Any]:
+        """Send a call, which goes at once."""
+        before = len(self.client.begun)
+        answer = self.send()
+        assert len(self.client.begun) == before + 1
+        return answer
 
 
 @pytest.fixture
@@ -187,13 +192,13 @@ async def begun() -> Begun:
 
 async def test_a_call_begins_at_once_and_ends_with_the_usual_answer(begun: Begun) -> None:
     tasks = asyncio.all_tasks()
-    assert begun.begin()
-    [(command, usual, _)] = begun.client.begun
+    answer = begun.begin()
+    [([command], usual, _)] = begun.client.begun
     assert command[:4] == ("EVALSHA", SAVE_STATES.sha, 1, "b")
     assert usual == b"*0\r\n"
     assert begun.link.busy_for("b")
     begun.client.answer(True)
-    assert begun.told.get_nowait() is None
+    assert answer.result() == []
     assert not begun.link.busy_for("b")
     assert asyncio.all_tasks() == tasks
     await begun.link.close()
@@ -201,60 +206,113 @@ async def test_a_call_begins_at_once_and_ends_with_the_usual_answer(begun: Begun
 
 async def test_a_call_begins_only_over_a_connection_that_does_nothing_else() -> None:
     begun = Begun()
-    assert not begun.begin(), "not connected"
-    await begun.connected()
-    assert begun.begin()
-    assert not begun.begin(), "another one is in flight"
-    begun.client.answer(True)
-    waiting = asyncio.create_task(begun.link.call(LOAD_STATES, ["a"]))
+    assert await begun.send() == [b"1"], "not connected"
     await asyncio.sleep(0)
-    assert not begun.begin(), "the task is at work"
-    await waiting
+    first = begun.begin()
+    second = begun.send()
+    assert len(begun.client.begun) == 1, "another one is in flight"
+    begun.client.answer(True)
+    third = begun.send()
+    assert not begun.client.begun, "the task is at work"
+    assert await asyncio.gather(first, second, third) == [[], [b"1"], [b"1"]]
     await asyncio.sleep(0)
     begun.client.able = False
-    assert not begun.begin(), "the connection ends"
+    assert await begun.send() == [b"1"], "the connection ends"
+    assert begun.client.keys == ["b"] * 4
     await begun.link.close()
-    assert not begun.begin(), "closed"
+    with pytest.raises(StoreUnavailable, match="not open"):
+        begun.send()
 
 
-async def test_nothing_begins_where_something_must_follow_each_batch() -> None:
-    begun = Begun(durability=Durability(lambda: "sync", fsync=False))
-    await begun.connected()
-    assert not begun.begin()
-    await begun.link.close()
-
-
-async def test_calls_that_wait_for_a_begun_one_are_sent_behind_it(begun: Begun) -> None:
-    assert begun.begin()
-    waiting = asyncio.create_task(begun.link.call(LOAD_STATES, ["c"]))
-    await asyncio.sleep(0)
-    assert begun.client.keys == ["a"]
-    begins = list[bool]()
-    begun.on_end = lambda _: begins.append(begun.begin())
-    begun.client.answer(True)
-    assert begins == [False], "what waits comes first"
-    assert await waiting == [b"1"]
+async def test_a_script_without_a_usual_answer_waits_for_the_task(begun: Begun) -> None:
+    assert await begun.link.call(LOAD_STATES, ["c"]) == [b"1"]
     assert begun.client.keys == ["a", "c"]
     await begun.link.close()
 
 
+DURABLE = Durability(lambda: "sync", fsync=True, replicas=2)
+SYNCED = [0, [1, 0], 2]
+
+
+class DurableClient(DirectClient):
+    """A client of a server with a log and replicas."""
+
+    async def exchange(self, commands: Sequence[Any]) -> list[Any]:
+        if commands[0][0] == "INFO":
+            return await super().exchange(commands)
+        assert [command[0] for command in commands[-3:]] == ["HSET", "WAITAOF", "WAIT"]
+        return [*await super().exchange(commands[:-3]), *SYNCED]
+
+
+@pytest.fixture
+async def durable(monkeypatch: pytest.MonkeyPatch) -> Begun:
+    monkeypatch.setitem(globals(), "DirectClient", DurableClient)
+    return await Begun(durability=DURABLE).connected()
+
+
+async def test_the_commands_that_follow_a_batch_go_with_a_call_that_begins(durable: Begun) -> None:
+    answer = durable.begin()
+    [(commands, usual, _)] = durable.client.begun
+    assert [command[0] for command in commands] == ["EVALSHA", "HSET", "WAITAOF", "WAIT"]
+    assert usual == b"*0\r\n:0\r\n*2\r\n:1\r\n:0\r\n:2\r\n"
+    durable.client.answer(True)
+    assert answer.result() == []
+    await durable.link.close()
+
+
+async def test_a_begun_call_that_is_not_synced_is_sent_again(durable: Begun) -> None:
+    answer = durable.begin()
+    first = durable.client
+    first.following = [0, [0, 0], 2]
+    durable.differs([])
+    assert await answer == [b"1"]
+    assert durable.client is not first
+    assert durable.client.keys == ["b"]
+    await durable.link.close()
+
+
+async def test_a_begun_call_whose_replies_differ_and_are_synced_is_answered(durable: Begun) -> None:
+    answer = durable.begin()
+    durable.client.following = [1, [1, 1], 3]
+    durable.differs([1, b"9"])
+    assert await answer == [1, b"9"]
+    assert len(durable.clients) == 1
+    await durable.link.close()
+
+
+async def test_calls_that_wait_for_a_begun_one_are_sent_behind_it(begun: Begun) -> None:
+    answer = begun.begin()
+    waiting = asyncio.create_task(begun.link.call(LOAD_STATES, ["c"]))
+    await asyncio.sleep(0)
+    assert begun.client.keys == ["a"]
+    begun.client.answer(True)
+    behind = begun.send()
+    assert not begun.client.begun, "what waits comes first"
+    assert await asyncio.gather(answer, waiting, behind) == [[], [b"1"], [b"1"]]
+    assert begun.client.keys == ["a", "c", "b"]
+    await begun.link.close()
+
+
 async def test_another_answer_is_read_by_the_task(begun: Begun) -> None:
-    assert begun.begin()
-    assert await begun.differs([1, b"9"]) == [1, b"9"]
+    answer = begun.begin()
+    begun.differs([1, b"9"])
+    assert await answer == [1, b"9"]
     assert len(begun.clients) == 1
     await begun.link.close()
 
 
 async def test_a_script_that_the_server_has_lost_is_sent_in_full(begun: Begun) -> None:
-    assert begun.begin()
-    assert await begun.differs(NoScriptError("NOSCRIPT")) == [b"1"]
+    answer = begun.begin()
+    begun.differs(NoScriptError("NOSCRIPT"))
+    assert await answer == [b"1"]
     assert begun.client.keys == ["a", "b"]
     await begun.link.close()
 
 
 async def test_a_begun_call_is_sent_again_over_a_new_connection(begun: Begun) -> None:
-    assert begun.begin()
-    assert await begun.differs(ConnectionError("reset")) == [b"1"]
+    answer = begun.begin()
+    begun.differs(ConnectionError("reset"))
+    assert await answer == [b"1"]
     assert [client.keys for client in begun.clients] == [["a"], ["b"]]
     await begun.link.close()
 
@@ -263,25 +321,20 @@ async def test_a_begun_call_without_an_answer_ends_in_time() -> None:
     """It is sent again after half of that time; a late answer of the first time is ignored."""
     begun = Begun(timeout=SHORT_S)
     await begun.connected()
-    assert begun.begin()
-    reply = await asyncio.wait_for(begun.told.get(), LONG_S)
-    assert reply is not None
-    assert await reply == [b"1"]
+    assert await asyncio.wait_for(begun.begin(), LONG_S) == [b"1"]
     assert [client.keys for client in begun.clients] == [["a"], ["b"]]
     begun.clients[0].answer(True)
-    assert begun.told.empty()
+    await asyncio.sleep(0)
+    assert not begun.link.busy_for("b")
     await begun.link.close()
 
 
 @pytest.mark.parametrize("handed_over", [False, True])
 async def test_a_begun_call_fails_when_its_link_closes(begun: Begun, handed_over: bool) -> None:
-    assert begun.begin()
+    answer = begun.begin()
     if handed_over:
         begun.client.answer(False)
     await begun.link.close()
-    reply = begun.told.get_nowait()
-    assert reply is not None
     with pytest.raises(StoreUnavailable, match="was closed here") as error:
-        await reply
+        await answer
     assert not error.value.definite
-    assert begun.told.empty()
