@@ -11,8 +11,8 @@ of a process. `protocol` lists the needs of shardbus, `opening` finds it by its 
 connections to Redis: the server writes one while the node goes on with the answers of the others.
 A batch goes to every store by one call, and a callback ends it (`batches`). Saves in one Redis
 server need no task: the link writes them to the socket at once, and compares the answer before the
-client library sees it (`redis_client`). A node has no further connection for its own calls; scans and checks of settings open one for as long as
-they take.
+client library sees it (`redis_client`). A node has no further connection for its own calls; scans
+and checks of settings open one for as long as they take.
 
 **Places.** Redis keeps the states and the list of a shard under one hash tag, so that a cluster
 spreads the shards over its masters and the states of one shard still share a script. The layout of

@@ -2,7 +2,7 @@
 
     begin_saves(writes, ended) ──> the store ──> ended(the outcome of each write)
 
-Every group of writes uses this road alone (`group_commit`). Nothing else bounds the time of a
+Every group of writes uses this way alone (`group_commit`). Nothing else bounds the time of a
 batch, so a store keeps its own deadlines: it calls `ended` once for each batch, also when it is
 closed. It does so in a callback of the loop, outside of any task and never inside `begin_saves`:
 the callers of the batch go on in that callback.

@@ -65,7 +65,7 @@ _read_turn = msgspec.msgpack.Decoder(_Turn).decode
 
 def encode_turn(turn: LogTurn) -> bytes:
     """Return the body of a frame of the log."""
-    values = [record for record in turn.records if type(record) is msg.ValueRecord]
+    values: list[Any] = [each for each in turn.records if type(each) is msg.ValueRecord]
     out = _Turn(values, [], [], turn.state, turn.compacted, [], [])
     for record in turn.records if len(values) < len(turn.records) else ():
         match record:
