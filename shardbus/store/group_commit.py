@@ -287,9 +287,9 @@ class SaveGroup:
     def _leave(self, batch: list[_Waiting]) -> None:
         """Note that a batch is in flight no more."""
         self._writing = [other for other in self._writing if other is not batch]
-        self._in_flight.difference_update([one[3] for one in batch])
+        self._in_flight.difference_update([entry[3] for entry in batch])
         if self._outcomes:
-            awaited = [self._outcomes.pop(one[3], ()) for one in batch]
+            awaited = [self._outcomes.pop(entry[3], ()) for entry in batch]
             for outcome in chain.from_iterable(awaited):
                 if not outcome.done():
                     outcome.set_result(None)
@@ -302,7 +302,7 @@ class SaveGroup:
             self._observer.saved(entity_type, seconds)
         for outcome in filter(None, outcomes):
             self._observer.failed(outcome)
-        answers = [one[1] for one in batch]
+        answers = [entry[1] for entry in batch]
         settle(asyncio.get_running_loop(), answers, outcomes)
 
     def _take(self, most: int) -> list[_Waiting]:
@@ -313,8 +313,8 @@ class SaveGroup:
         if refused:
             self._forget_refused()
         while waiting and len(batch) < most and size < BATCH_BYTES:
-            one = waiting.popleft()
-            save, answer, _, entity = one
+            entry = waiting.popleft()
+            save, answer, _, entity = entry
             if answer.settled:
                 continue
             if refused and save[5] <= refused.get(entity, -1):
@@ -322,10 +322,10 @@ class SaveGroup:
                 settle_soon(asyncio.get_running_loop(), [answer], [error])
                 continue
             if entity in in_flight:
-                waiting.appendleft(one)
+                waiting.appendleft(entry)
                 break
             in_flight.add(entity)
-            batch.append(one)
+            batch.append(entry)
             size += save.size if isinstance(save, Append) else len(save[4] or b"")
         return batch
 

@@ -105,8 +105,8 @@ class LoadGroup:
             load, answer, _ = waiting[0]
             if load.entity_id in group or (group and load.entity_type != entity_type):
                 break
-            one = waiting.popleft()
+            entry = waiting.popleft()
             if not answer.done():
-                group[load.entity_id] = one
+                group[load.entity_id] = entry
                 entity_type = load.entity_type
         return list(group.values())

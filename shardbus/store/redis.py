@@ -114,7 +114,7 @@ class RedisStore:
         self._shown = mask_url(url)
         self._replicas = parsed.replicas
         connect = connect or parsed.connector(timeout)
-        one = parsed.kind != "redis+cluster"
+        one_server = parsed.kind != "redis+cluster"
         self._session = RedisSession(secrets.token_hex(SESSION_WIDTH // 2), self._shown)
         self._on_new_server: Callable[[], None] = lambda: None
         self._session.on_new_server = self._new_server
@@ -125,7 +125,7 @@ class RedisStore:
         self._links: Sequence[RedisLink | ClusterLink]
         """All but the first only for loads, saves and appends, while those before are busy. A link
         connects with its first use."""
-        if one:
+        if one_server:
             self._links = [
                 RedisLink(connect, self._session, timeout=timeout) for _ in range(BATCHES_MAX)
             ]
@@ -148,7 +148,7 @@ class RedisStore:
             self._shown, self._servers.probe, self._servers.find_problems, check_every=check_every
         )
         self._loads: dict[int, LoadGroup] = defaultdict(lambda: LoadGroup(self._load_all))
-        self._scan = KeyScan(connect, self._shown, timeout=timeout, one=one)
+        self._scan = KeyScan(connect, self._shown, timeout=timeout, one_server=one_server)
         self._with_list: set[tuple[str, str]] = set()
         """The shards that are known to be among those with a list."""
         self._shard_of: dict[str, Callable[[str], str] | None] = {}
@@ -334,10 +334,10 @@ class RedisStore:
 
     def _keys_of(self, saves: Sequence[Save]) -> list[Value]:
         """Return the key of each save."""
-        known = self._keys.known
+        prefixes = self._keys.known
         if PLAIN("".join([save[2] for save in saves])):
             return [
-                (known[entity_type, shard] + name).encode()
+                (prefixes[entity_type, shard] + name).encode()
                 for entity_type, shard, name, *_ in saves
             ]
         return [self._keys.entity(*save[:3]).encode() for save in saves]
@@ -368,13 +368,13 @@ class RedisStore:
         return [self._id_of(key) for key, stored in zip(keys, has, strict=True) if stored], after
 
     async def read_states(self, entity_type: str, entity_ids: Sequence[str]) -> list[bytes | None]:
-        found: list[bytes | None] = []
+        values: list[bytes | None] = []
         for first in range(0, len(entity_ids), READ_KEYS):
             keys = await self._find(entity_type, entity_ids[first : first + READ_KEYS])
-            known = [key for key in keys if key is not None]
-            states = iter(await self.call_each(scripts.ENTITY_STATES, known))
-            found += [None if key is None else next(states) for key in keys]
-        return found
+            present = [key for key in keys if key is not None]
+            states = iter(await self.call_each(scripts.ENTITY_STATES, present))
+            values += [None if key is None else next(states) for key in keys]
+        return values
 
     async def call(self, script: Script, keys: Sequence[str], *args: Any) -> Any:
         """Run a script at the server of its keys."""
@@ -422,8 +422,8 @@ class RedisStore:
         """True if these entities are in the shards that the function has them in."""
         if shard_of is None:
             return True
-        found = (self._keys.parse(key) for key in keys)
-        return all(parts is None or shard_of(parts.entity_id) == parts.shard for parts in found)
+        parsed = (self._keys.parse(key) for key in keys)
+        return all(parts is None or shard_of(parts.entity_id) == parts.shard for parts in parsed)
 
     async def _find(self, entity_type: str, entity_ids: Sequence[str]) -> list[str | None]:
         """Return the keys of these entities, None for one without. If the shard function is not
@@ -451,8 +451,8 @@ class RedisStore:
         removed: list[str] = []
         times = (milliseconds(now), milliseconds(since))
         for first in range(0, len(entity_ids), READ_KEYS):
-            found = await self._find(entity_type, entity_ids[first : first + READ_KEYS])
-            keys = [key for key in found if key is not None]
+            located = await self._find(entity_type, entity_ids[first : first + READ_KEYS])
+            keys = [key for key in located if key is not None]
             gone: list[bool] = [False] * len(keys)
 
             async def expire(
@@ -494,7 +494,7 @@ class RedisStore:
     async def load_reminders(
         self, entity_type: str, shard: str, entity_ids: Sequence[str]
     ) -> list[bytes | None]:
-        keys = [self._keys.entity(entity_type, shard, one) for one in entity_ids]
+        keys = [self._keys.entity(entity_type, shard, entity_id) for entity_id in entity_ids]
         return await self.call_each(scripts.LOAD_REMINDERS, keys)
 
     async def page_due(
@@ -503,7 +503,7 @@ class RedisStore:
         due, entity_id = after or (0, "")
         key = self._keys.due(entity_type, shard)
         reply = await self._link.call(scripts.PAGE_DUE, (key,), str(due), entity_id, limit)
-        return [(int(at), one.decode()) for one, at in zip(reply[::2], reply[1::2], strict=True)]
+        return [(int(at), name.decode()) for name, at in zip(reply[::2], reply[1::2], strict=True)]
 
     async def due_shards(self, entity_type: str) -> list[str]:
         shards = await self.remembered_shards(entity_type)
@@ -642,8 +642,8 @@ def _note_stale(
 ) -> None:
     """Note the answers of SAVE_STATES for these of the saves."""
     for place, stored in zip(stale[::2], stale[1::2], strict=True):
-        one = part[place - 1]
-        answers[one] = _stale(saves[one], stored)
+        index = part[place - 1]
+        answers[index] = _stale(saves[index], stored)
 
 
 def _loaded(load: Load, reply: bytes | list[bytes] | None) -> Loaded:

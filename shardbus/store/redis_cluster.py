@@ -103,13 +103,13 @@ class ClusterMap:
     def mark(self, master: Address) -> str:
         """Return the first of the store's own keys that this master has: to probe it, and so that
         each batch writes something. A master without a slot gets one that it will refuse."""
-        known = self._marks.get(master)
-        if known is not None and self._owners[slot_of(known)] == master:
-            return known
+        before = self._marks.get(master)
+        if before is not None and self._owners[slot_of(before)] == master:
+            return before
         keys = map(self._mark, range(MARKS_MAX))
-        found = next((key for key in keys if self._owners[slot_of(key)] == master), self._mark(0))
-        self._marks[master] = found
-        return found
+        mark = next((key for key in keys if self._owners[slot_of(key)] == master), self._mark(0))
+        self._marks[master] = mark
+        return mark
 
     def move(self, slot: int, to: Address) -> None:
         """Note that a slot has another master."""
@@ -138,25 +138,25 @@ class ClusterMap:
         because its callers may all have given up by then."""
         nodes = list(dict.fromkeys((*self._known, *self._seeds)))
         random.shuffle(nodes)
-        found: list[list[_Range]] = []
+        answers: list[list[_Range]] = []
 
         async def ask(node: Address) -> None:
             try:
-                found.append(await self._slots_at(node))
+                answers.append(await self._slots_at(node))
             except Exception as error:  # The client library's errors have no common root.
                 self.trouble = trouble_of(error)
 
         for first in range(0, len(nodes), ASKED_AT_ONCE):
-            asked = {
+            asks = {
                 self._tasks.spawn(ask(node), name="shardbus-redis-slots")
                 for node in nodes[first : first + ASKED_AT_ONCE]
             }
-            while asked and not found:
-                _, asked = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-            for task in asked:
+            while asks and not answers:
+                _, asks = await asyncio.wait(asks, return_when=asyncio.FIRST_COMPLETED)
+            for task in asks:
                 task.cancel()
-            if found:
-                self._read(found[0])
+            if answers:
+                self._read(answers[0])
                 return
 
     async def _slots_at(self, node: Address) -> list[_Range]:
@@ -169,7 +169,7 @@ class ClusterMap:
             with contextlib.suppress(Exception):
                 await client.aclose()
         ranges = [
-            (int(first), int(last), [_address(one, node) for one in places])
+            (int(first), int(last), [_address(place, node) for place in places])
             for first, last, *places in rows
         ]
         if not ranges:
@@ -191,11 +191,11 @@ class ClusterMap:
             self.on_new_master()
 
 
-def _address(place: Sequence[Any], asked: Address) -> Address:
+def _address(place: Sequence[Any], node: Address) -> Address:
     """Return the address of a node in an answer. A node that does not know its own host has none,
     or `?`."""
     host = place[0].decode() if isinstance(place[0], bytes) else place[0]
-    return Address(host if host not in (None, "", "?") else asked.host, int(place[1]))
+    return Address(host if host not in (None, "", "?") else node.host, int(place[1]))
 
 
 class ClusterLink:
@@ -314,8 +314,8 @@ class ClusterLink:
     ) -> list[Any]:
         """Run `script` once for each key, because the keys are at two masters."""
         assert script.join is not None
-        own = ([arg] for arg in args) if script.own_args else (args for _ in keys)
-        calls = (self.call(script, (key,), *mine) for key, mine in zip(keys, own, strict=True))
+        rows = ([arg] for arg in args) if script.own_args else (args for _ in keys)
+        calls = (self.call(script, (key,), *mine) for key, mine in zip(keys, rows, strict=True))
         joined: list[Any] = script.join(await asyncio.gather(*calls))
         return joined
 

@@ -51,17 +51,17 @@ class RedisJournals:
         """Nothing follows a batch: the server is one, and its answer ends it."""
 
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
-        return await in_rounds(self.begin_saves, appends, [self._key(one) for one in appends])
+        return await in_rounds(self.begin_saves, appends, [self._key(a) for a in appends])
 
     def begin_saves(
         self, appends: Sequence[Append], ended: BatchEnded
     ) -> list[asyncio.Future[Any]]:
         """Send appends to different journals. Returns the futures of the replies."""
-        for one in appends:
-            check_fence(one.fence)
-        keys: list[Value] = [self._key(one) for one in appends]
-        slots = (self._keys.slot(one.kind, one.shard) if self._by_slot else 0 for one in appends)
-        parts = parts_of(slots, [one.size for one in appends])
+        for append in appends:
+            check_fence(append.fence)
+        keys: list[Value] = [self._key(a) for a in appends]
+        slots = (self._keys.slot(a.kind, a.shard) if self._by_slot else 0 for a in appends)
+        parts = parts_of(slots, [a.size for a in appends])
         link = self._link_for(keys[0])
 
         def send(part: Sequence[int]) -> asyncio.Future[Any]:

@@ -86,12 +86,12 @@ class Durability(msgspec.Struct, frozen=True):
 
     def commands(self, sequence: int, milliseconds: int) -> list[tuple[Value, ...]]:
         """Return the commands that follow a batch."""
-        found: list[tuple[Value, ...]] = [("HSET", self.key(), "sequence", sequence)]
+        commands: list[tuple[Value, ...]] = [("HSET", self.key(), "sequence", sequence)]
         if self.fsync:
-            found.append(("WAITAOF", 1, 0, milliseconds))
+            commands.append(("WAITAOF", 1, 0, milliseconds))
         if self.replicas:
-            found.append(("WAIT", self.replicas, milliseconds))
-        return found
+            commands.append(("WAIT", self.replicas, milliseconds))
+        return commands
 
     def check(self, replies: list[Any]) -> None:
         """Raise NotSynced if the replies to these commands say so."""

@@ -29,13 +29,13 @@ SCANS_MAX = 10
 
 class KeyScan:
     """Lists keys through a client that `connect` creates. `shown` names the server in errors;
-    `timeout` bounds a call, in seconds. `one`: the client reaches one server, not a cluster."""
+    `timeout` bounds a call, in seconds. `one_server`: the client reaches no cluster."""
 
     def __init__(
-        self, connect: Callable[[], Any], shown: str, *, timeout: float, one: bool
+        self, connect: Callable[[], Any], shown: str, *, timeout: float, one_server: bool
     ) -> None:
         self._connect, self._shown = connect, shown
-        self._timeout, self._one = timeout, one
+        self._timeout, self._one = timeout, one_server
         self._client: Any = None
         self._is_former = False
         """The client may be connected to a server that is the master no more."""

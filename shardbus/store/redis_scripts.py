@@ -121,15 +121,15 @@ class Script:
 
 
 def _each(answers: list[Any]) -> list[Any]:
-    return [one for [one] in answers]
+    return [answer for [answer] in answers]
 
 
 def _places(answers: list[Any]) -> list[Any]:
-    return [place for place, found in enumerate(answers, 1) if found]
+    return [place for place, answer in enumerate(answers, 1) if answer]
 
 
 def _stale_places(answers: list[Any]) -> list[Any]:
-    return [part for i, found in enumerate(answers, 1) if found for part in (i, found[1])]
+    return [part for i, answer in enumerate(answers, 1) if answer for part in (i, answer[1])]
 
 
 # `signed` is the session and sequence of an earlier write. True if this command is older than it.

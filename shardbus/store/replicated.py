@@ -546,7 +546,7 @@ class ReplicatedStore:
         function = functions.expire(now, since, _new_id())
         keys = [state_key(entity_type, entity_id) for entity_id in entity_ids]
         removed = await asyncio.gather(*(self._change(key, 0, function) for key in keys))
-        return [one for one, gone in zip(entity_ids, removed, strict=True) if gone]
+        return [entity_id for entity_id, gone in zip(entity_ids, removed, strict=True) if gone]
 
     # ---- lists
 
@@ -567,7 +567,7 @@ class ReplicatedStore:
     ) -> IdPage:
         value = (await self._read(list_key(entity_type, shard))).value
         ids = value.entity_ids if isinstance(value, ListValue) else ()
-        page = sorted(one for one in ids if cursor is None or one > cursor)[:limit]
+        page = sorted(name for name in ids if cursor is None or name > cursor)[:limit]
         return page, page[-1] if len(page) == limit else None
 
     async def remembered_shards(self, entity_type: str) -> list[str]:
@@ -672,8 +672,8 @@ class ReplicatedStore:
         except TimeoutError:
             raise self._unavailable(definite=True) from None
         finally:
-            for one in number.values():
-                self._scanned.pop(one, None)
+            for ticket in number.values():
+                self._scanned.pop(ticket, None)
         return [list(scan.answers[bucket].values()) for bucket in buckets]
 
     # ---- leases

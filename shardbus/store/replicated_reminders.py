@@ -149,7 +149,7 @@ class ReplicatedReminders:
             elif save.reminders is not None:
                 moment = save.reminders.due if save.reminders.record is not None else 0
                 due[save.entity_id] = SettledSave(number, moment)
-        settled = {one: save for one, save in due.items() if one not in doubtful}
+        settled = {entity_id: save for entity_id, save in due.items() if entity_id not in doubtful}
         self._keep(place, self._take_settled(place) | settled)
 
     def _take_settled(self, place: Place) -> dict[str, SettledSave]:
@@ -196,28 +196,28 @@ class ReplicatedReminders:
         """Return when the entities are due that are open. Saves under lower fences than the list's
         have no effect afterwards."""
         entity_type, shard = place
-        former = {one: save for one, save in value.open.items() if save.fence < value.fence}
+        former = {name: save for name, save in value.open.items() if save.fence < value.fence}
         works: list[tuple[str, proposer.Operation]] = [
             (
-                values.state_key(entity_type, one),
-                proposer.LoadState(value.fence) if one in former else proposer.ReadValue(),
+                values.state_key(entity_type, name),
+                proposer.LoadState(value.fence) if name in former else proposer.ReadValue(),
             )
-            for one in value.open
+            for name in value.open
         ]
         due, settled = dict[str, int](), dict[str, SettledSave]()
-        for one, outcome in zip(value.open, await self._do_all(works), strict=True):
+        for entity_id, outcome in zip(value.open, await self._do_all(works), strict=True):
             match outcome:
                 case proposer.Completed(values.Reading(state)):
-                    due[one] = due_of(state, shard)
+                    due[entity_id] = due_of(state, shard)
                 case proposer.Completed(state):
                     assert state is None or isinstance(state, values.StateValue)
-                    due[one] = due_of(state, shard)
-                    settled[one] = SettledSave(former[one].number, due[one])
+                    due[entity_id] = due_of(state, shard)
+                    settled[entity_id] = SettledSave(former[entity_id].number, due[entity_id])
                 case proposer.Outdated():
-                    reading = await self._read(values.state_key(entity_type, one))
-                    due[one] = due_of(reading.value, shard)
+                    reading = await self._read(values.state_key(entity_type, entity_id))
+                    due[entity_id] = due_of(reading.value, shard)
                 case _:
-                    raise StoreUnavailable(f"{NO_ANSWER} about {entity_type} {one!r:.100}")
+                    raise StoreUnavailable(f"{NO_ANSWER} about {entity_type} {entity_id!r:.100}")
         if settled:
             with suppress(StoreUnavailable):  # they stay open
                 function = reminder_index.settle(settled)
