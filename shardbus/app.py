@@ -189,18 +189,18 @@ class ShardBus:
             ConfigError: this application has no such type, the type has no state, or no such
                 earlier version, or the version has a migration already.
         """
-        known = self._type(kind)
-        states = known.codec
+        entity_type = self._type(kind)
+        name, states = entity_type.name, entity_type.codec
         latest = 0 if states is None else states.version
         if states is None:
-            raise ConfigError(f"{known.name!r} has no state")
+            raise ConfigError(f"{name!r} has no state")
         if type(version) is not int or not 1 <= version < latest:
             raise ConfigError(
-                f"{known.name!r}: a migration from version {version!r}, and the state has {latest}",
+                f"{name!r}: a migration from version {version!r}, and the state has {latest}",
                 hint="declare one for each version below state_version",
             )
         if version in states.migrations:
-            raise ConfigError(f"{known.name!r} has two migrations from version {version}")
+            raise ConfigError(f"{name!r} has two migrations from version {version}")
 
         def declare(function: M) -> M:
             states.migrations[version] = function
@@ -218,18 +218,18 @@ class ShardBus:
             ConfigError: this application has no such type, the type has no such event or no such
                 earlier version, or the version has an upcaster already.
         """
-        known = self._type(kind)
-        if known.events is None:
-            raise ConfigError(f"{known.name!r} is not event-sourced")
-        form = known.events.form(event)
+        entity_type = self._type(kind)
+        if entity_type.events is None:
+            raise ConfigError(f"{entity_type.name!r} is not event-sourced")
+        form = entity_type.events.form(event)
         if type(version) is not int or not 1 <= version < form.version:
             raise ConfigError(
                 f"{form.name!r}: an upcaster from version {version!r}, and it has {form.version}",
                 hint="declare one for each version below that of @event",
             )
-        if (form.name, version) in known.events.upcasters:
+        if (form.name, version) in entity_type.events.upcasters:
             raise ConfigError(f"{form.name!r} has two upcasters from version {version}")
-        upcasters = known.events.upcasters
+        upcasters = entity_type.events.upcasters
 
         def declare(function: M) -> M:
             upcasters[form.name, version] = function
@@ -272,10 +272,10 @@ class ShardBus:
             Refused: the type's entities are remembered, so there is no limit on them.
             LocalProtocolError: no node runs here.
         """
-        wanted = read(
+        limit = read(
             ShardingSettings, "active_entity_limit", limit, "active_entity_limit", "the call"
         )
-        self._running().set_active_entity_limit(kind, wanted)
+        self._running().set_active_entity_limit(kind, limit)
 
     def region(self, kind: str | type) -> Region:
         """The local region of a type, which finds the entity by the message, with the type's
@@ -284,8 +284,8 @@ class ShardBus:
         Raises:
             ConfigError: this application has no such type.
         """
-        known = self._type(kind)
-        return Region(known.interface, lambda: self._running().regions[known.name], ASK_TIMEOUT_MS)
+        interface = self._type(kind).interface
+        return Region(interface, lambda: self._running().regions[interface.name], ASK_TIMEOUT_MS)
 
     def start_proxy(self, kind: str | type) -> Region:
         """Host no shard of a type in this process, and only send to it [S2.37]. Call it before the
@@ -295,16 +295,18 @@ class ShardBus:
             ConfigError: this application has no such type, or it lives within another.
             LocalProtocolError: the node runs already.
         """
-        known = self._type(kind)
-        if known.interface.within is not None:
+        entity_type = self._type(kind)
+        if entity_type.interface.within is not None:
             raise ConfigError(
-                f"{known.name!r} lives within {known.interface.within.name!r}",
-                hint=f"start a proxy of {known.interface.within.name}",
+                f"{entity_type.name!r} lives within {entity_type.interface.within.name!r}",
+                hint=f"start a proxy of {entity_type.interface.within.name}",
             )
-        if self._node is not None and not known.proxy:
-            raise LocalProtocolError(f"the node runs: {known.name!r} cannot become a proxy now")
-        self.types[known.name] = replace(known, proxy=True)
-        return self.region(known.name)
+        if self._node is not None and not entity_type.proxy:
+            raise LocalProtocolError(
+                f"the node runs: {entity_type.name!r} cannot become a proxy now"
+            )
+        self.types[entity_type.name] = replace(entity_type, proxy=True)
+        return self.region(entity_type.name)
 
     async def shutdown_region(self, kind: str | type) -> None:
         """Hand off every shard of a type on this node, and host the type here no more: the node
@@ -436,8 +438,8 @@ class ShardBus:
         from shardbus.embedding import EmbeddedNode
 
         if not isinstance(settings, Settings):
-            given = [("bus.run", nested_at(key, value)) for key, value in (settings or {}).items()]
-            settings = load(for_types([*from_environment(os.environ), *given], self.types))
+            layers = [("bus.run", nested_at(key, value)) for key, value in (settings or {}).items()]
+            settings = load(for_types([*from_environment(os.environ), *layers], self.types))
         return EmbeddedNode(self, settings, on_stopped)
 
     def attach(self, node: RunningNode | None) -> None:

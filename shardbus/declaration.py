@@ -220,8 +220,8 @@ def sets_reminders(cls: type, kind: str, declared: object) -> bool:
         return declared
     values = [value for base in cls.__mro__ if base is not Entity for value in vars(base).values()]
     functions = [value.function if isinstance(value, Handler) else value for value in values]
-    each = [one for function in functions if callable(function) for one in layers(function)]
-    codes = [getattr(one, "__code__", None) for one in each]
+    each = [layer for function in functions if callable(function) for layer in layers(function)]
+    codes = [getattr(layer, "__code__", None) for layer in each]
     while codes:
         code = codes.pop()
         if isinstance(code, CodeType):
@@ -295,8 +295,8 @@ def check_carrying(
             " list in the store",
             hint="declare one of the two",
         )
-    own = [getattr(cls, name) is not getattr(Entity, name) for name in ("dehydrate", "rehydrate")]
-    if own[0] is not own[1] or not (own[0] or "state" in _annotations(cls)):
+    hooks = [getattr(cls, name) is not getattr(Entity, name) for name in ("dehydrate", "rehydrate")]
+    if hooks[0] is not hooks[1] or not (hooks[0] or "state" in _annotations(cls)):
         raise ConfigError(
             f"{kind!r}: carry needs a state, or both dehydrate and rehydrate",
             hint="def dehydrate(self) -> bytes, and def rehydrate(self, data: bytes) -> None",
@@ -379,11 +379,11 @@ def parent_of(
     within = options.get("within")
     if within is None:
         return None
-    found = getattr(within, "__shardbus_interface__", None)
+    parent = getattr(within, "__shardbus_interface__", None)
     if (
-        not isinstance(found, Interface)
-        or found.name not in types
-        or types[found.name].interface is not found
+        not isinstance(parent, Interface)
+        or parent.name not in types
+        or types[parent.name].interface is not parent
     ):
         shown = getattr(within, "__name__", repr(within))
         raise ConfigError(
@@ -394,14 +394,14 @@ def parent_of(
     for key, value in {**placed, **declared}.items():
         if value is not None and (key in TABLE_SETTINGS or key in placed):
             raise ConfigError(
-                f"{name!r} lives within {found.name!r}: it cannot set {key}",
-                hint=f"its shards are those of {found.name}: set it there",
+                f"{name!r} lives within {parent.name!r}: it cannot set {key}",
+                hint=f"its shards are those of {parent.name}: set it there",
             )
-    return found
+    return parent
 
 
 def declare_instances(
-    cls: type, interface: Interface, given: object, router: str | None, settings: ShardingSettings
+    cls: type, interface: Interface, option: object, router: str | None, settings: ShardingSettings
 ) -> None:
     """Add the instances and the router of a declaration to the interface of its type.
 
@@ -409,7 +409,7 @@ def declare_instances(
         ConfigError: they are not valid, or do not fit the class.
     """
     kind = interface.name
-    instances = instances_of(kind, given)
+    instances = instances_of(kind, option)
     if instances is None:
         if router is not None:
             raise ConfigError(
@@ -478,8 +478,8 @@ def invokers_of(cls: type, interface: Interface, classes: list[type]) -> dict[st
     invokers: dict[str, Invoker] = {}
     for name, value in handlers.handlers_of(cls).items():
         function, waits = _placed(cls, name, value)
-        known = interface.methods[name]
-        decoders = known.decoders
+        declared = interface.methods[name]
+        decoders = declared.decoders
         single = decoders.get(ONE_ARGUMENT) if len(decoders) == 1 else None
         invokers[name] = Invoker(
             name,
@@ -488,14 +488,14 @@ def invokers_of(cls: type, interface: Interface, classes: list[type]) -> dict[st
             decoders,
             None,
             single,
-            known.read_all,
+            declared.read_all,
             returns_values=returns_values(function),
-            encode=known.encode_result,
+            encode=declared.encode_result,
         )
     invokers[START] = Invoker(START, lambda entity: None, False, {NO_ARGUMENTS[0]: lambda _: ()})
     receive, behaviours = receive_of(cls), behaviours_of(cls)
     if receive is not None:
-        shown, takers = handlers.described(receive), [handlers.described(one) for one in behaviours]
+        shown, takers = handlers.described(receive), list(map(handlers.described, behaviours))
         with _of_class(cls):
             interface.messages = message_decoders(shown, classes, takers)
             readers = message_readers(shown, classes, takers)
@@ -557,8 +557,8 @@ def _placed(cls: type, name: str, value: Handler[Any, Any]) -> tuple[Callable[..
 
 def all_behaviours(cls: type) -> frozenset[Callable[..., Any]]:
     """Return the behaviours of a class, `receive` included; empty without `@behaviour`."""
-    found = behaviours_of(cls)
-    return frozenset([cls.receive, *found]) if found else frozenset()  # type: ignore[attr-defined]
+    behaviours = behaviours_of(cls)
+    return frozenset([cls.receive, *behaviours]) if behaviours else frozenset()  # type: ignore[attr-defined]
 
 
 def receive_of(cls: type) -> Callable[..., Any] | None:
@@ -570,9 +570,9 @@ def receive_of(cls: type) -> Callable[..., Any] | None:
     static = inspect.getattr_static(cls, "receive", None)
     if static is not None:
         handlers.check_method(f"{cls.__name__}.receive", RECEIVE, static, (None,))
-    for one in behaviours_of(cls):
-        name = getattr(one, "__name__", "")
-        handlers.check_method(f"{cls.__name__}.{name}", f"def {name}(self, message)", one, (None,))
+    for fn in behaviours_of(cls):
+        name = getattr(fn, "__name__", "")
+        handlers.check_method(f"{cls.__name__}.{name}", f"def {name}(self, message)", fn, (None,))
     receive: Callable[..., Any] | None = getattr(cls, "receive", None)
     return receive
 
@@ -673,23 +673,23 @@ def state_of_kind(
     return StateOfKind(kind, letter)
 
 
-def _states(cls: type, kind: str, version: object, wanted: Any) -> StateCodec | None:
+def _states(cls: type, kind: str, version: object, state: Any) -> StateCodec | None:
     if type(version) is not int or not 1 <= version <= VERSION_MAX:
         raise ConfigError(f"{kind!r}: state_version is {version!r}, not 1 to {VERSION_MAX}")
-    if wanted is None:
+    if state is None:
         if version != 1:
             raise ConfigError(f"{kind!r}: state_version without a state", hint="declare state: ...")
         return None
-    if isinstance(wanted, typing.TypeVar | typing.NewType):
+    if isinstance(state, typing.TypeVar | typing.NewType):
         raise ConfigError(
-            f"{cls.__name__}.state: {wanted} is no class", hint="declare the class in each entity"
+            f"{cls.__name__}.state: {state} is no class", hint="declare the class in each entity"
         )
-    check_type(f"{cls.__name__}.state", wanted)
+    check_type(f"{cls.__name__}.state", state)
     try:
-        wanted()
+        state()
     except TypeError as e:
         raise ConfigError(f"{cls.__name__}.state: every field needs a default: {e}") from None
-    return StateCodec(kind, wanted, decoder(wanted), version)
+    return StateCodec(kind, state, decoder(state), version)
 
 
 def _state_class(cls: type) -> Any:
@@ -709,9 +709,9 @@ def _resolved(cls: type, owner: type, annotation: Any, *, extras: bool = False) 
     there."""
     names = {"__annotations__": {"it": annotation}, "__module__": owner.__module__}
     alone = type(owner.__name__, (), names)
-    known = {**variables_of(owner), **vars(owner)}
+    namespace = {**variables_of(owner), **vars(owner)}
     with _of_class(cls):
-        return typing.get_type_hints(alone, None, known, include_extras=extras)["it"]
+        return typing.get_type_hints(alone, None, namespace, include_extras=extras)["it"]
 
 
 def _check_item(cls: Any) -> None:
@@ -727,37 +727,37 @@ def _check_item(cls: Any) -> None:
         cls.__shardbus_item__ = item
 
 
-def strategy_of(cls: type, given: AllocationStrategy | str | None) -> AllocationStrategy | None:
+def strategy_of(cls: type, strategy: AllocationStrategy | str | None) -> AllocationStrategy | None:
     """Return the given allocation strategy if it is an object; None if it is a name."""
-    if given is None or isinstance(given, str):
+    if strategy is None or isinstance(strategy, str):
         return None
     for name in ("allocate", "rebalance"):
-        if isinstance(given, type) or not callable(getattr(given, name, None)):
+        if isinstance(strategy, type) or not callable(getattr(strategy, name, None)):
             raise ConfigError(
-                f"{cls.__name__}: allocation is {given!r}, which cannot {name}"[:300],
+                f"{cls.__name__}: allocation is {strategy!r}, which cannot {name}"[:300],
                 hint="give an object with both methods, or a strategy's name",
             )
-    return given
+    return strategy
 
 
 def _annotations(cls: type) -> set[str]:
     return {name for base in cls.__mro__ for name in handlers.own_annotations(base)}
 
 
-def supervision_of(given: Supervision | None) -> Callable[[Exception], Directive]:
+def supervision_of(policy: Supervision | None) -> Callable[[Exception], Directive]:
     """Return the supervision as a function of the error."""
-    if given is None:
+    if policy is None:
         return lambda error: Directive.RESTART
-    if callable(given):
-        check_not_async("supervision", given)
-        return given
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"supervision: {given!r} is no mapping and no function")
-    wrong: list[object] = [cls for cls in given if Exception not in getattr(cls, "__mro__", ())]
+    if callable(policy):
+        check_not_async("supervision", policy)
+        return policy
+    if not isinstance(policy, Mapping):
+        raise ConfigError(f"supervision: {policy!r} is no mapping and no function")
+    wrong: list[object] = [cls for cls in policy if Exception not in getattr(cls, "__mro__", ())]
     if wrong:
         raise ConfigError(f"supervision: {wrong[0]!r} is no class of exceptions")
     try:
-        table = {cls: Directive(what) for cls, what in given.items()}
+        table = {cls: Directive(what) for cls, what in policy.items()}
     except ValueError as e:
         raise ConfigError(f"supervision: {e}", hint="use resume, restart or stop") from None
 

@@ -165,7 +165,7 @@ class WorkQueue(EventSourced, work.HasQueue, Generic[T]):
         """Return the figures of the queue and its first items, all or those of one place: ready,
         leased, delayed, aside."""
         now, machine = self._now(), self._items
-        counts = dict.fromkeys((one.value for one in work.ItemPlace), 0)
+        counts = dict.fromkeys((item_place.value for item_place in work.ItemPlace), 0)
         items: list[dict[str, Any]] = []
         oldest = now
         for number, item in self.state.items.items():

@@ -155,8 +155,8 @@ class EmbeddedNode:
             )
         asyncio_loop()
         source = version_source(self._settings.kubernetes, self._bus.version_source)
-        own = await with_version(self._settings.node, source)
-        self._settings, has_replica = with_replicas(replace(self._settings, node=own))
+        node = await with_version(self._settings.node, source)
+        self._settings, has_replica = with_replicas(replace(self._settings, node=node))
         self._begin_incarnation()
         self._begun = True
         try:

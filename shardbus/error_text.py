@@ -128,8 +128,8 @@ def traceback_of(error: BaseException) -> str:
 
 def traceback_in(error: BaseException) -> TracebackType | None:
     """Return the traceback that an exception has, as `__traceback__`."""
-    found: TracebackType | None = _traceback(error)
-    return found
+    frames: TracebackType | None = _traceback(error)
+    return frames
 
 
 def plain(text: str, most: int) -> str:

@@ -425,5 +425,5 @@ class Rejection(RequestError):
 
     def __str__(self) -> str:
         text = str(self.message)
-        own = self.type == self.__class__.__name__
-        return text if own else f"{self.type}: {text}" if text else self.type
+        is_own_class = self.type == self.__class__.__name__
+        return text if is_own_class else f"{self.type}: {text}" if text else self.type

@@ -146,7 +146,7 @@ def marked_in(cls: type) -> dict[str, Callable[..., Any]]:
     nearest: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         nearest.update(vars(base))
-    return {name: one for name, one in nearest.items() if MARK in getattr(one, "__dict__", ())}
+    return {name: attr for name, attr in nearest.items() if MARK in getattr(attr, "__dict__", ())}
 
 
 def event_class(where: str, function: Callable[..., Any]) -> type:

@@ -36,8 +36,8 @@ class GuardedLog:
 
     def __init__(self, name: str, *filters: logging.Filter) -> None:
         self._logger = logging.getLogger(name)
-        for one in filters:
-            self._logger.addFilter(one)
+        for log_filter in filters:
+            self._logger.addFilter(log_filter)
 
     def debug(self, text: str, *args: object) -> None:
         self._log(logging.DEBUG, text, args)

@@ -69,14 +69,14 @@ def handlers_of(cls: type) -> dict[str, Handler[Any, Any]]:
         for name, value in vars(base).items()
         if isinstance(value, Handler)
     )
-    found: dict[str, Handler[Any, Any]] = {}
+    handlers: dict[str, Handler[Any, Any]] = {}
     for name in dict.fromkeys(names):
         owner, value = _attribute(cls, name)
         if not isinstance(value, Handler):
             raise _overridden(cls, name, owner, value)
         _check_name(cls, name)
-        found[name] = value
-    return found
+        handlers[name] = value
+    return handlers
 
 
 def _attribute(cls: type, name: str) -> tuple[type, Any]:
@@ -97,8 +97,8 @@ def _check_name(cls: type, name: str) -> None:
         raise ConfigError(where, hint="references have that name themselves: rename it")
     is_state = name == "state" and any("state" in own_annotations(base) for base in cls.__mro__)
     if name in OF_ENTITIES or is_state:
-        own = "write it without @handler, or rename it"
-        raise ConfigError(f"{where}: it is a name of Entity", hint=own)
+        hint = "write it without @handler, or rename it"
+        raise ConfigError(f"{where}: it is a name of Entity", hint=hint)
 
 
 def no_handlers_of(cls: type) -> dict[str, str]:
@@ -156,23 +156,23 @@ def own_annotations(cls: type) -> dict[str, Any]:
 def _check_kept(cls: type) -> None:
     """Check that each handler is still an attribute of the class in whose body it was made."""
     for base in cls.__mro__:
-        for one in handlers_in(base):
-            if any(value is one for value in vars(base).values()):
+        for handler in handlers_in(base):
+            if any(value is handler for value in vars(base).values()):
                 continue
-            owner, value = _attribute(cls, one.__name__)
+            owner, value = _attribute(cls, handler.__name__)
             if owner is base or not isinstance(value, Handler):
-                raise _hidden(base, one, vars(base).get(one.__name__))
+                raise _hidden(base, handler, vars(base).get(handler.__name__))
 
 
-def _hidden(base: type, one: Handler[Any, Any], value: object) -> ConfigError:
+def _hidden(base: type, handler: Handler[Any, Any], value: object) -> ConfigError:
     """Return the error for a handler that is no attribute of its class; `value` is, in its
     place."""
-    name = one.__name__
+    name = handler.__name__
     where = f"{base.__name__}.{name}"
     if isinstance(value, Handler):
-        if value.function is one:
+        if value.function is handler:
             return ConfigError(f"{where} has @handler twice", hint="remove one of them")
-        lines = " and ".join(str(c.co_firstlineno) for c in map(_code, (one, value)) if c)
+        lines = " and ".join(str(c.co_firstlineno) for c in map(_code, (handler, value)) if c)
         text = f"{where}: two handlers of one name (lines {lines}): the second replaces the first"
         return ConfigError(text, hint="rename one of them")
     code = _code(value)
@@ -205,12 +205,12 @@ def _decorator(value: object) -> str:
 def _overridden(cls: type, name: str, owner: type, value: object) -> ConfigError:
     """Return the error for a handler in whose place Python finds another attribute."""
     base = next(base for base in cls.__mro__ if isinstance(vars(base).get(name), Handler))
-    known = f"the handler {base.__name__}.{name}"
+    handler = f"the handler {base.__name__}.{name}"
     if callable(value) or isinstance(value, UNBOUND):
-        text = f"{owner.__name__}.{name} overrides {known} without @handler"
+        text = f"{owner.__name__}.{name} overrides {handler} without @handler"
         hint = f"write @handler over def {name}(self, ...) in {owner.__name__}, or rename it"
     else:
-        text = f"{owner.__name__}.{name} = {value!r:.60} hides {known}"
+        text = f"{owner.__name__}.{name} = {value!r:.60} hides {handler}"
         hint = f"rename one of them: {name} is called by references"
     if not issubclass(owner, base):
         hint += f"; or put {base.__name__} before {owner.__name__} among the bases"

@@ -63,11 +63,11 @@ class Histogram:
     def quantile(self, part: float) -> float:
         """Return the value that this part of the observations does not exceed, 0 without any. It is
         interpolated within its bucket; above the last bound it is that bound."""
-        wanted, below = part * self.count, 0
+        rank, below = part * self.count, 0
         for at, (count, bound) in enumerate(zip(self.counts, self.bounds, strict=False)):
-            if count and below + count >= wanted:
+            if count and below + count >= rank:
                 least = self.bounds[at - 1] if at else 0.0
-                return least + (bound - least) * max(0.0, wanted - below) / count
+                return least + (bound - least) * max(0.0, rank - below) / count
             below += count
         return self.bounds[-1] if self.count else 0.0
 

@@ -232,9 +232,9 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = dict(
 
 def event_of(record: logging.LogRecord) -> LogEvent | None:
     """Return the event of a line; None if it is not of shardbus."""
-    own = getattr(record, "event", None)
-    if isinstance(own, str):
-        return LogEvent(own)
+    event = getattr(record, "event", None)
+    if isinstance(event, str):
+        return LogEvent(event)
     return EVENTS.get((record.module, LEFT_OUT.sub("", str(record.msg))))
 
 

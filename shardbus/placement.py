@@ -42,8 +42,8 @@ class ExternalAllocation:
 
     async def set_all(self, places: Mapping[str, Place | None]) -> None:
         """Set the places of many shards in one write; None takes a place away."""
-        wanted = {s: None if place is None else address_of(place) for s, place in places.items()}
-        await self._shard_control.place(self._name, wanted)
+        addresses = {s: None if place is None else address_of(place) for s, place in places.items()}
+        await self._shard_control.place(self._name, addresses)
 
     async def unset(self, *shards: str) -> None:
         """Take the places of these shards away: they stay until something else moves them."""

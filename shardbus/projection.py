@@ -179,11 +179,11 @@ def source_of(name: str, of: object, types: EntityTypes) -> EntityType:
         ConfigError: it is no type of this application.
     """
     interface = getattr(of, "__shardbus_interface__", None)
-    known = types.get(interface.name) if isinstance(interface, Interface) else None
-    if known is None or known.interface is not interface:
+    source = types.get(interface.name) if isinstance(interface, Interface) else None
+    if source is None or source.interface is not interface:
         shown = getattr(of, "__name__", repr(of))
         raise ConfigError(
             f"{name!r}: of is {shown:.100}, which is no entity type of this application",
             hint="give a class that is decorated with @bus.entity above",
         )
-    return known
+    return source

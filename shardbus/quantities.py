@@ -16,9 +16,9 @@ from __future__ import annotations
 import signal
 
 
-def counted(number: int, one: str, many: str = "") -> str:
-    """Return the number with its noun. `many`: the plural, if it is not `one` with an s."""
-    return f"{number} {one if number == 1 else many or f'{one}s'}"
+def counted(number: int, noun: str, many: str = "") -> str:
+    """Return the number with its noun. `many`: the plural, if it is not the noun with an s."""
+    return f"{number} {noun if number == 1 else many or f'{noun}s'}"
 
 
 def how_ended(code: int) -> str:

@@ -26,19 +26,19 @@ NEVER = 2**62
 
 
 class SampleMarks:
-    """The marks of one stream, `wanted` a second; with 0, none. `mark`: the count from which
+    """The marks of one stream, `rate` a second; with 0, none. `mark`: the count from which
     `take` must be called. `dice` draws the distances."""
 
     __slots__ = (
         "_dice", "_last", "_paced_at", "_refilled_at", "_step", "_tokens", "_wanted", "mark",
     )  # fmt: skip
 
-    def __init__(self, wanted: int, dice: Random | None = None) -> None:
+    def __init__(self, rate: int, dice: Random | None = None) -> None:
         self._dice = dice or Random(0)
         self._last = self._paced_at = 0
         self._step, self._refilled_at = 1, 0.0
         self._tokens: float
-        self.want(wanted)
+        self.want(rate)
 
     def take(self, count: int, now: float) -> int:
         """Take a sample and draw the next mark. Returns its weight.
@@ -48,11 +48,11 @@ class SampleMarks:
             now: seconds of any clock that does not go back.
         """
         weight, self._last = count - self._last, count
-        wanted = self._wanted
-        refill, self._refilled_at = (now - self._refilled_at) * REFILL * wanted, now
-        tokens = min(wanted, self._tokens + refill)
+        rate = self._wanted
+        refill, self._refilled_at = (now - self._refilled_at) * REFILL * rate, now
+        tokens = min(rate, self._tokens + refill)
         if tokens < 1:
-            self._step, tokens = 2 * self._step, tokens + wanted / 10
+            self._step, tokens = 2 * self._step, tokens + rate / 10
         self._tokens = tokens - 1
         self.mark = count + 1 + int(self._dice.random() * (2 * self._step - 1))
         return weight
@@ -70,7 +70,7 @@ class SampleMarks:
         self._step = max(1, round(passed / self._wanted))
         self.mark = min(self.mark, count + self._step)
 
-    def want(self, wanted: int) -> None:
+    def want(self, rate: int) -> None:
         """Sample this number of events a second from now on; with 0, none."""
-        self._wanted, self._tokens = wanted, float(wanted)
-        self.mark = 0 if wanted else NEVER
+        self._wanted, self._tokens = rate, float(rate)
+        self.mark = 0 if rate else NEVER

@@ -151,10 +151,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     shardbus, in a loop of its own; each example of hypothesis in another one."""
     if "shardbus" not in sys.modules or any(map(pyfuncitem.get_closest_marker, RUNNERS)):
         return None
-    given = getattr(pyfuncitem.obj, "hypothesis", None)
-    example = getattr(given, "inner_test", None)
-    if given is not None and inspect.iscoroutinefunction(example):
-        given.inner_test = _in_a_loop(example)
+    handle = getattr(pyfuncitem.obj, "hypothesis", None)
+    example = getattr(handle, "inner_test", None)
+    if handle is not None and inspect.iscoroutinefunction(example):
+        handle.inner_test = _in_a_loop(example)
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = inspect.signature(pyfuncitem.obj).parameters

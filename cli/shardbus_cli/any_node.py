@@ -35,16 +35,16 @@ class AnyNode:
                 raise
             for other in self._others:
                 try:
-                    found = read(NodeHttp(other))
+                    answer = read(NodeHttp(other))
                 except CommandFailure:
                     continue
                 self.url = other
-                return found
+                return answer
             raise
 
-    def learn(self, asked: NodeHttp, nodes: Mapping[str, Any]) -> None:
+    def learn(self, http: NodeHttp, nodes: Mapping[str, Any]) -> None:
         """Take the other nodes from the page `/v1/nodes` of a node that answered."""
-        self._others = [url for _, url in http_urls(asked.url, nodes)]
+        self._others = [url for _, url in http_urls(http.url, nodes)]
 
 
 def http_urls(url: str, nodes: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -66,9 +66,9 @@ def app_or_project(app: str | None, option: str | None = None) -> str:
     Raises:
         CommandFailure: nothing names one, two are named, or `pyproject.toml` cannot be read.
     """
-    found = app_or_none(app, option)
-    if found is not None:
-        return found
+    target = app_or_none(app, option)
+    if target is not None:
+        return target
     project = project_file()
     if project is None:
         where = f"there is no {PROJECT} here or above"

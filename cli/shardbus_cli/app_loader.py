@@ -124,8 +124,8 @@ def _place(raised: Exception, frames: TracebackType | None) -> str:
     if isinstance(raised, SyntaxError) and raised.filename and raised.lineno:
         return f" (line {raised.lineno} of {Path(raised.filename).name})"
     passed = traceback.extract_tb(frames) if frames else []
-    own = [frame for frame in passed if not _is_library(frame.filename)] or passed
-    return f" (line {own[-1].lineno} of {Path(own[-1].filename).name})" if own else ""
+    kept = [frame for frame in passed if not _is_library(frame.filename)] or passed
+    return f" (line {kept[-1].lineno} of {Path(kept[-1].filename).name})" if kept else ""
 
 
 def _is_library(file: str) -> bool:
@@ -152,23 +152,23 @@ def _users_frames(tb: TracebackType | None) -> TracebackType | None:
 
 
 def _named(module: ModuleType, where: str, attribute: str) -> ShardBus:
-    found: object = module
+    target: object = module
     for part in attribute.split("."):
-        if not hasattr(found, part):
-            near = get_close_matches(part, _candidates(found), n=1)
+        if not hasattr(target, part):
+            near = get_close_matches(part, _candidates(target), n=1)
             hint = f"did you mean {where}:{near[0]}?" if near else _offer(module, where)
             raise CommandFailure(
                 f"module {where!r} has no attribute {attribute!r}", hint, code=ExitCode.APP
             )
-        found = getattr(found, part)
+        target = getattr(target, part)
     from shardbus import ShardBus
 
-    if isinstance(found, ShardBus):
-        return found
-    if inspect.isroutine(found):
-        return _made_by(found, f"{where}:{attribute}")
+    if isinstance(target, ShardBus):
+        return target
+    if inspect.isroutine(target):
+        return _made_by(target, f"{where}:{attribute}")
     raise CommandFailure(
-        f"{where}:{attribute} is of type {type(found).__name__}, not a ShardBus",
+        f"{where}:{attribute} is of type {type(target).__name__}, not a ShardBus",
         _offer(module, where),
         code=ExitCode.APP,
     )
@@ -199,8 +199,8 @@ def _made_by(factory: Callable[..., object], name: str) -> ShardBus:
     return made
 
 
-def _candidates(found: object) -> list[str]:
-    return [name for name in dir(found) if not name.startswith("__")]
+def _candidates(target: object) -> list[str]:
+    return [name for name in dir(target) if not name.startswith("__")]
 
 
 def _offer(module: ModuleType, where: str) -> str:

@@ -131,11 +131,11 @@ class _Work:
         rate = len(taken) / (time.monotonic() - began)
         self._sent += len(taken)
         taken.sort()
-        found = [self._row(name, rate, "requests/s")]
+        rows = [self._row(name, rate, "requests/s")]
         for part in (50, 99):
             value = taken[min(len(taken) - 1, len(taken) * part // 100)]
-            found.append(self._row(f"{name}_p{part}", value, "us"))
-        return found
+            rows.append(self._row(f"{name}_p{part}", value, "us"))
+        return rows
 
     async def check(self) -> None:
         """Check that every message was handled once.
@@ -145,18 +145,18 @@ class _Work:
         """
         import asyncio
 
-        left, found = iter(self._refs), 0
+        left, total = iter(self._refs), 0
 
         async def lane() -> None:
-            nonlocal found
+            nonlocal total
             for ref in left:
                 handled = await ref.total()
-                found += handled
+                total += handled
 
         await asyncio.gather(*(lane() for _ in range(LANES)))
-        if found != self._sent:
+        if total != self._sent:
             sent = output.counted(self._sent, "message was sent", "messages were sent")
-            raise CommandFailure(f"{sent}, {found} handled", "report it")
+            raise CommandFailure(f"{sent}, {total} handled", "report it")
 
     async def _round(self) -> None:
         import asyncio
@@ -209,10 +209,10 @@ def _command(secret: Path | None) -> Callable[[int], list[str]]:
     port, gossip = _free_ports()
 
     def command(fd: int) -> list[str]:
-        own = f"--port {port} --gossip-port {gossip} --http-port 0 --store memory://"
-        own += f" --log-level error --leash-fd {fd}"
+        flags = f"--port {port} --gossip-port {gossip} --http-port 0 --store memory://"
+        flags += f" --log-level error --leash-fd {fd}"
         keys = ["--set", f"security.secret={secret or ''}"]
-        return ["node", "start", "shardbus_cli.bench_app:bus", *own.split(), *keys]
+        return ["node", "start", "shardbus_cli.bench_app:bus", *flags.split(), *keys]
 
     return command
 
@@ -225,7 +225,7 @@ async def _within(future: Awaitable[Any], seconds: float) -> None:
 
 def _free_ports() -> list[int]:
     """Return two free ports."""
-    with socket.socket() as one, socket.socket() as other:
-        for probe in (one, other):
+    with socket.socket() as first, socket.socket() as other:
+        for probe in (first, other):
             probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in (one, other)]
+        return [probe.getsockname()[1] for probe in (first, other)]

@@ -118,8 +118,8 @@ def pages() -> dict[str, str]:
     from pathlib import Path
 
     text = Path(__file__).with_name("help.json").read_text(encoding="utf-8")
-    found: dict[str, str] = json.loads(text)["pages"]
-    return found
+    texts: dict[str, str] = json.loads(text)["pages"]
+    return texts
 
 
 def help_of(arguments: list[str]) -> str | None:

@@ -42,12 +42,12 @@ def command_line(names: Iterable[str] = COMMANDS) -> typer.Typer:
     app.callback()(root)
     for name in names:
         module, _, attribute = COMMANDS[name].partition(":")
-        found = getattr(import_module(f"shardbus_cli.{module}"), attribute)
-        if isinstance(found, typer.Typer):
-            app.add_typer(found, name=name)
+        command = getattr(import_module(f"shardbus_cli.{module}"), attribute)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
         else:
             settings = {"ignore_unknown_options": True} if name in SENDING else None
-            app.command(name, context_settings=settings)(found)
+            app.command(name, context_settings=settings)(command)
     return app
 
 
@@ -58,8 +58,8 @@ def version() -> None:
     print_data(VERSION)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_set: bool) -> None:
+    if is_set:
         version()
         raise typer.Exit
 

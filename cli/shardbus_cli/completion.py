@@ -147,18 +147,18 @@ def install(shell: str) -> int:
     return 0
 
 
-def lines_for(shell: str, given: list[str]) -> list[str]:
+def lines_for(shell: str, args: list[str]) -> list[str]:
     """Return the lines for a shell: of bash the one argument is the line up to the cursor, of the
     others each word up to it, without the command."""
-    words = _words(given[0])[1:] if shell == "bash" else given
+    words = _words(args[0])[1:] if shell == "bash" else args
     *before, word = words or [""]
-    found = candidates(before, word)
-    if found is None:
+    choices = candidates(before, word)
+    if choices is None:
         return [FILES]
     if shell != "bash":
-        return [f"{name}\t{about}" for name, about in found]
+        return [f"{name}\t{about}" for name, about in choices]
     kept = max(word.rfind(sign) for sign in BREAKS) + 1
-    return [name[kept:] for name, _ in found]
+    return [name[kept:] for name, _ in choices]
 
 
 def _words(line: str) -> list[str]:
@@ -174,21 +174,21 @@ def _words(line: str) -> list[str]:
 
 def candidates(before: list[str], word: str) -> list[Candidate] | None:
     """Return the completions of `word` after these words; None if it names a file."""
-    known, path, rest = pages(), "", list(before)
+    texts, path, rest = pages(), "", list(before)
     page = HelpPage(HEAD)
     awaited, places = "", 0
     while rest:
-        one = rest.pop(0)
-        if one.startswith("-"):
-            awaited = page.options.get(one, ("", ""))[0]
+        token = rest.pop(0)
+        if token.startswith("-"):
+            awaited = page.options.get(token, ("", ""))[0]
             if awaited and rest:
                 rest.pop(0)
                 awaited = ""
-        elif not places and (below := f"{path} {one}".strip()) in known:
-            path, page = below, HelpPage(known[below])
+        elif not places and (below := f"{path} {token}".strip()) in texts:
+            path, page = below, HelpPage(texts[below])
         else:
             places += 1
-    node = _given(before, "--node")
+    node = _value_of(before, "--node")
     if awaited:
         return _values(awaited, word, node)
     if word.startswith("-"):
@@ -245,10 +245,10 @@ def _values(kind: str, word: str, node: str) -> list[Candidate] | None:
     if kind in WORDS:
         return _beginning(word, dict.fromkeys(WORDS[kind], ""))
     if kind == "TYPE":
-        rows = _asked(node, "/v1/types", "types")
+        rows = _rows_of(node, "/v1/types", "types")
         return _beginning(word, {str(row.get("type")): "" for row in rows})
     if kind == "NODE":
-        rows = _asked(node, "/v1/nodes", "nodes")
+        rows = _rows_of(node, "/v1/nodes", "nodes")
         return _beginning(word, {str(row.get("address")): str(row.get("status")) for row in rows})
     return []
 
@@ -257,7 +257,7 @@ def _beginning(word: str, names: dict[str, str]) -> list[Candidate]:
     return [(name, about) for name, about in names.items() if name.startswith(word)]
 
 
-def _given(words: list[str], option: str) -> str:
+def _value_of(words: list[str], option: str) -> str:
     """Return the value that an option has on the line so far; empty if it has none."""
     for at, word in enumerate(words):
         if word == option and at + 1 < len(words):
@@ -267,7 +267,7 @@ def _given(words: list[str], option: str) -> str:
     return ""
 
 
-def _asked(node: str, path: str, key: str) -> list[dict[str, object]]:
+def _rows_of(node: str, path: str, key: str) -> list[dict[str, object]]:
     """Return rows of a page of the node; none if it does not answer at once."""
     from shardbus_cli.exit_codes import CommandFailure
     from shardbus_cli.health import read_plain

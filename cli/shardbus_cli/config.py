@@ -35,8 +35,8 @@ def layers_of(file: Path | None, flags: list[Layer], assignments: list[str] | No
     """
     from shardbus.config.loading import from_assignments, from_environment
 
-    own = [(str(file), read_file(file))] if file else []
-    return [*own, *from_environment(os.environ), *flags, *from_assignments(assignments or [])]
+    from_file = [(str(file), read_file(file))] if file else []
+    return [*from_file, *from_environment(os.environ), *flags, *from_assignments(assignments or [])]
 
 
 def read_file(file: Path) -> dict[str, Any]:
@@ -91,8 +91,8 @@ def checks_of(bus: ShardBus, settings: Settings) -> dict[str, Callable[[], str]]
     from shardbus.transport.zmq.curve import Keyring
 
     def types() -> str:
-        known = settings_by_type(bus.types, settings)
-        return ", ".join(described(bus.types[name].interface) for name in known) or NO_TYPES
+        kinds = settings_by_type(bus.types, settings)
+        return ", ".join(described(bus.types[name].interface) for name in kinds) or NO_TYPES
 
     def downing() -> str:
         check_downing(settings.cluster.downing, bus.types)
@@ -109,8 +109,8 @@ def checks_of(bus: ShardBus, settings: Settings) -> dict[str, Callable[[], str]]
         if keyring is None:
             return "none"
         allowed = keyring.identities
-        known = "" if allowed is None else f", {output.counted(len(allowed), 'key')} allowed"
-        return f"secret {keyring.newest.fingerprint}{known}"
+        count = "" if allowed is None else f", {output.counted(len(allowed), 'key')} allowed"
+        return f"secret {keyring.newest.fingerprint}{count}"
 
     return {"types": types, "downing": downing, "exposure": exposure, "keys": keys}
 
@@ -128,9 +128,9 @@ def show(
 
     layers = layers_of(file, [], assignments)
     settings = load(layers)
-    found = rows_of(settings, origins(layers))
-    values = {row["setting"]: row["value"] for row in found}
-    places = {row["setting"]: row["origin"] for row in found}
+    table = rows_of(settings, origins(layers))
+    values = {row["setting"]: row["value"] for row in table}
+    places = {row["setting"]: row["origin"] for row in table}
     if as_json:
         answer: dict[str, Any] = {"settings": values}
         if origin:
@@ -162,7 +162,7 @@ def check(
     flags = node_flags.layers({"--store": store})
     settings = settings_for(layers_of(file, flags, assignments), bus)
     checks = asyncio.run(_checks(bus, settings))
-    good = all(found["ok"] for found in checks.values())
+    good = all(row["ok"] for row in checks.values())
     if as_json:
         output.data(json.dumps({"status": "ok" if good else "failed", "checks": checks}))
     else:
@@ -197,14 +197,14 @@ async def _checks(bus: ShardBus, settings: Settings) -> dict[str, dict[str, Any]
             await opened.close()
         return mask_url(url)
 
-    found: dict[str, dict[str, Any]] = {"app": {"ok": True, "detail": f"cluster {bus.name}"}}
+    checks: dict[str, dict[str, Any]] = {"app": {"ok": True, "detail": f"cluster {bus.name}"}}
     for name, look in checks_of(bus, settings).items():
         try:
-            found[name] = {"ok": True, "detail": look()}
+            checks[name] = {"ok": True, "detail": look()}
         except ShardBusError as failed:
-            found[name] = {"ok": False, "detail": str(failed)}
+            checks[name] = {"ok": False, "detail": str(failed)}
     try:
-        found["store"] = {"ok": True, "detail": await store()}
+        checks["store"] = {"ok": True, "detail": await store()}
     except ShardBusError as failed:
-        found["store"] = {"ok": False, "detail": str(failed)}
-    return found
+        checks["store"] = {"ok": False, "detail": str(failed)}
+    return checks

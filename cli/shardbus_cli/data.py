@@ -99,13 +99,13 @@ def repair(
 
     named = NamedCluster(cluster, app, node)
     name = named.name if dry_run else named.stopped()
-    found = asyncio.run(_repair(store, name, types, write=not dry_run))
+    damage = asyncio.run(_repair(store, name, types, write=not dry_run))
     if as_json:
-        output.data(json.dumps({"cluster": name, "written": not dry_run, "found": found}))
-    for kind, lines in {} if as_json else found.items():
+        output.data(json.dumps({"cluster": name, "written": not dry_run, "found": damage}))
+    for kind, lines in {} if as_json else damage.items():
         for line in lines or ["nothing is wrong"]:
             output.data(output.safe(f"{kind}: {line}"))
-    if dry_run and any(found.values()):
+    if dry_run and any(damage.values()):
         raise typer.Exit(ExitCode.UNHEALTHY)
 
 
@@ -128,13 +128,13 @@ def migrate(
     named = NamedCluster(cluster, app_named(application, app), node, by_app=True)
     declared = {} if named.bus is None else _declared(named.bus)
     name = named.name if dry_run else named.stopped()
-    found = asyncio.run(_migrate(store, name, declared, write=not dry_run))
+    report = asyncio.run(_migrate(store, name, declared, write=not dry_run))
     if as_json:
-        output.data(json.dumps({"cluster": name, "written": not dry_run, **found}))
+        output.data(json.dumps({"cluster": name, "written": not dry_run, **report}))
     else:
-        for line in found["lines"]:
+        for line in report["lines"]:
             output.data(output.safe(line))
-    if dry_run and not found["done"]:
+    if dry_run and not report["done"]:
         raise typer.Exit(ExitCode.UNHEALTHY)
 
 
@@ -164,9 +164,9 @@ async def _listening(addresses: Iterable[Address]) -> list[Address]:
         connection.close()
         return True
 
-    known = sorted(addresses)
-    answers = await asyncio.gather(*(listens(address) for address in known))
-    return [address for address, answered in zip(known, answers, strict=True) if answered]
+    peers = sorted(addresses)
+    answers = await asyncio.gather(*(listens(address) for address in peers))
+    return [address for address, answered in zip(peers, answers, strict=True) if answered]
 
 
 def _described(kind: str, table: StoredTable | None) -> dict[str, Any]:
@@ -228,11 +228,11 @@ async def _repair(url: str, cluster: str, types: list[str], *, write: bool) -> d
     async with opened(url, cluster) as store:
         raw = repairable(store)
         if write:
-            known = await node_registry.registered(store)
+            addresses = await node_registry.registered(store)
             for kind in types:
                 table = await raw.raw_table(kind)
-                known |= table.addresses if table is not None else set()
-            for address in await _listening(known):
+                addresses |= table.addresses if table is not None else set()
+            for address in await _listening(addresses):
                 raise runs(cluster, str(address))
         return {kind: (await repair_type(raw, kind, write=write)).lines() for kind in types}
 
@@ -267,17 +267,17 @@ async def _migrate(
     moving.accept_older()
     await store.start()
     try:
-        found = await moving.survey(declared)
+        migration = await moving.survey(declared)
         if write:
-            known = await node_registry.registered(store)
-            known |= {Address.parse(text) for text in await moving.older_nodes()}
-            known |= _addresses([await store.load_table(kind) for kind in found.types])
-            for address in await _listening(known):
+            addresses = await node_registry.registered(store)
+            addresses |= {Address.parse(text) for text in await moving.older_nodes()}
+            addresses |= _addresses([await store.load_table(kind) for kind in migration.types])
+            for address in await _listening(addresses):
                 raise runs(cluster, str(address))
-        done = found.is_done
+        done = migration.is_done
         if write and not done:
-            found = await moving.migrate(declared, _Progress())
-        return _described_migration(found, done=done, write=write)
+            migration = await moving.migrate(declared, _Progress())
+        return _described_migration(migration, done=done, write=write)
     finally:
         await store.close()
 
@@ -295,30 +295,31 @@ class _Progress:
             output.note(f"{moved} of {total} moved")
 
 
-def _described_migration(found: Migration, *, done: bool, write: bool) -> dict[str, Any]:
+def _described_migration(migration: Migration, *, done: bool, write: bool) -> dict[str, Any]:
     types = {
         name: {
-            "entities": one.entities,
-            "misplaced": one.misplaced,
-            "lists": one.lists,
-            "from": one.was,
-            "to": one.layout,
+            "entities": states.entities,
+            "misplaced": states.misplaced,
+            "lists": states.lists,
+            "from": states.was,
+            "to": states.layout,
         }
-        for name, one in sorted(found.types.items())
+        for name, states in sorted(migration.types.items())
     }
     lines = [
-        f"{name}: {one.misplaced} of {output.counted(one.entities, 'state')} and"
-        f" {output.counted(one.lists, 'list')}"
-        f" {'are moved' if write else 'would move'} to the places of {one.layout!r}"
-        for name, one in sorted(found.types.items())
-        if one.misplaced or one.lists
+        f"{name}: {states.misplaced} of {output.counted(states.entities, 'state')} and"
+        f" {output.counted(states.lists, 'list')}"
+        f" {'are moved' if write else 'would move'} to the places of {states.layout!r}"
+        for name, states in sorted(migration.types.items())
+        if states.misplaced or states.lists
     ]
     if done:
         lines.append("everything is in its place")
     elif write:
-        moved, lists = output.counted(found.moved, "state"), output.counted(found.lists, "list")
+        moved = output.counted(migration.moved, "state")
+        lists = output.counted(migration.lists, "list")
         lines.append(f"{moved} and {lists} moved")
-    counts = {"moved": found.moved, "lists": found.lists}
+    counts = {"moved": migration.moved, "lists": migration.lists}
     return {"done": done, **counts, "types": types, "lines": lines}
 
 

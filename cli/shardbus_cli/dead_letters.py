@@ -72,8 +72,8 @@ def replay(
 ) -> None:
     """Send dropped messages again, each at most once: by id, or the oldest that the options admit.
     Exit code 1 if one of them was not sent."""
-    wanted = _filter(kind, reason, since)
-    if bool(ids) == any(value is not None for value in wanted.values()):
+    filters = _filter(kind, reason, since)
+    if bool(ids) == any(value is not None for value in filters.values()):
         raise CommandFailure(
             "name letters by their ids, or choose by --type, --reason or --since",
             "`shardbus dead-letters list` shows them",
@@ -83,7 +83,7 @@ def replay(
         "v1",
         "dead-letters",
         "replay",
-        **wanted,
+        **filters,
         id=ids or None,
         limit=limit,
         answered="true" if answered else None,
@@ -104,7 +104,7 @@ def _filter(kind: str, reason: str, since: float) -> dict[str, Any]:
 
 
 def _table(letters: list[dict[str, Any]]) -> None:
-    trace = any(one["trace"] for one in letters)
+    trace = any(letter["trace"] for letter in letters)
     output.table(COLUMNS if trace else COLUMNS[:-1], letters)
 
 
@@ -115,8 +115,8 @@ def _report(answer: dict[str, Any]) -> None:
         output.note(f"{len(answer['letters'])} would be sent: repeat with --yes")
     else:
         output.note(f"{answer['sent']} sent")
-        for one in answer["failed"][:FAILED_SHOWN]:
-            output.note(f"{one['id']}: {one['why']}")
+        for failure in answer["failed"][:FAILED_SHOWN]:
+            output.note(f"{failure['id']}: {failure['why']}")
     if answer["without_body"]:
         output.note(f"{answer['without_body']} left out: their bodies were not kept")
     if answer["more"]:

@@ -60,30 +60,30 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Report what is wrong with the cluster and what to do; exit code 5 if anything is."""
-    asked = NodeHttp(node)
+    http = NodeHttp(node)
     named = NamedCluster(cluster, app, node)
     answer: Answer = {}
     silent: CommandFailure | None = None
     try:
-        answer = examine(asked, types)
+        answer = examine(http, types)
         named.running = str(answer.get("cluster"))
     except CommandFailure as failure:
         named.running = None
         if failure.code is ExitCode.USAGE or not (store and types and named.name_or_none):
             raise
         silent = failure
-    found = _all(answer, asked, types or [], store, named)
-    if found and answer and wait:
+    faults = _all(answer, http, types or [], store, named)
+    if faults and answer and wait:
         time.sleep(wait)
-        before = {finding.key for finding in found}
-        answer = examine(asked, types)
-        found = [f for f in _all(answer, asked, types or [], store, named) if f.key in before]
-    _print(asked.url, answer, found, as_json)
+        before = {finding.key for finding in faults}
+        answer = examine(http, types)
+        faults = [f for f in _all(answer, http, types or [], store, named) if f.key in before]
+    _print(http.url, answer, faults, as_json)
     if silent is not None:
-        if not found:
+        if not faults:
             output.note(f"the stored tables of {', '.join(types or [])} are sound")
         raise silent
-    if found:
+    if faults:
         raise typer.Exit(ExitCode.UNHEALTHY)
 
 
@@ -130,19 +130,19 @@ def look(node: NodeHttp, types: list[str] | None) -> Picture:
     picture.nodes, picture.gossip = page("v1", "nodes"), page("v1", "gossip")
     picture.checkup, picture.slow = page("v1", "checkup"), page("v1", "slow")
     rows = page("v1", "types").get("types", ())
-    known = [str(row["type"]) for row in rows]
+    kinds = [str(row["type"]) for row in rows]
     picture.inner = {str(row["type"]) for row in rows if row.get("within")}
-    picture.shards = {kind: page("v1", "shards", kind) for kind in types or known}
+    picture.shards = {kind: page("v1", "shards", kind) for kind in types or kinds}
     return picture
 
 
-def _check_types(types: list[str], known: list[str]) -> None:
+def _check_types(types: list[str], kinds: list[str]) -> None:
     from shardbus.config.options import closest
 
     for kind in types:
-        if kind not in known:
-            near = closest(kind, known)
-            hint = f"did you mean {near}?" if near else f"there are {', '.join(known)}"
+        if kind not in kinds:
+            near = closest(kind, kinds)
+            hint = f"did you mean {near}?" if near else f"there are {', '.join(kinds)}"
             raise CommandFailure(f"there is no entity type {kind!r}", hint)
 
 
@@ -152,23 +152,23 @@ def _all(
     """Return the findings of the node and those about the stored tables."""
     import asyncio
 
-    found = [
+    faults = [
         Finding(group["check"], group["of"], subject, group["what"])
         for group in answer.get("findings", ())
         for subject in group["subjects"]
         if not types or group["of"] in types or group["of"] in GENERAL
     ]
     if url is None:
-        return found
+        return faults
     picture = look(node, types) if answer else None
-    known = types or (list(picture.shards) if picture is not None else [])
+    kinds = types or (list(picture.shards) if picture is not None else [])
     if picture is not None:
-        known = [kind for kind in known if kind not in picture.inner]
-    tables, wrong = asyncio.run(_tables(url, named.name, known))
-    found += wrong
+        kinds = [kind for kind in kinds if kind not in picture.inner]
+    tables, wrong = asyncio.run(_tables(url, named.name, kinds))
+    faults += wrong
     for kind, table in tables.items():
-        found += stored(kind, table, picture)
-    return list({finding.key: finding for finding in found}.values())
+        faults += stored(kind, table, picture)
+    return list({finding.key: finding for finding in faults}.values())
 
 
 async def _tables(url: str, cluster: str, types: list[str]) -> tuple[Tables, list[Finding]]:
@@ -194,14 +194,14 @@ async def _tables(url: str, cluster: str, types: list[str]) -> tuple[Tables, lis
     return tables, wrong
 
 
-def _print(url: str, answer: Answer, found: list[Finding], as_json: bool) -> None:
+def _print(url: str, answer: Answer, faults: list[Finding], as_json: bool) -> None:
     # A node of a later release may advise on checks that this command does not have.
     advice = ADVICE | {group["check"]: group["advice"] for group in answer.get("findings", ())}
-    groups = grouped(found, advice)
+    groups = grouped(faults, advice)
     lost = answer.get("lost", ())
     if as_json:
         rows = [{name: row[name] for name in PRINTED} for row in groups]
-        head = {"node": url, "cluster": answer.get("cluster"), "healthy": not found}
+        head = {"node": url, "cluster": answer.get("cluster"), "healthy": not faults}
         output.data(output.as_json({**head, "findings": rows, "lost": lost}))
         return
     for group in groups:

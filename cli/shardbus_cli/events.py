@@ -69,8 +69,8 @@ class EventFilter(msgspec.Struct, frozen=True):
 class NewEvents:
     """The new events of each answer. `every`: repetitions by another node, too."""
 
-    def __init__(self, wanted: EventFilter, *, every: bool) -> None:
-        self._wanted, self._every = wanted, every
+    def __init__(self, selection: EventFilter, *, every: bool) -> None:
+        self._wanted, self._every = selection, every
         self._numbers: dict[str, int] = {}
         """The last event of each node that was taken."""
         self._told: dict[tuple[object, ...], float] = {}
@@ -79,24 +79,24 @@ class NewEvents:
         """Return the new events of an answer, oldest first. With `hold`, those that are too young
         come with a later answer."""
         now = _seconds(answer.get("time"))
-        found: list[Row] = []
+        fresh: list[Row] = []
         for row in answer.get("events", ()):
             at, node = _seconds(row.get("at")), str(row.get("seen_by"))
             if row["number"] <= self._numbers.get(node, 0) or (hold and now - at < HOLD_S):
                 continue
             self._numbers[node] = row["number"]
             if self._wanted.takes(row) and self._is_news(row, at):
-                found.append(row)
-        self._told = {told: at for told, at in self._told.items() if now - at < REPEAT_S}
-        return found
+                fresh.append(row)
+        self._told = {key: at for key, at in self._told.items() if now - at < REPEAT_S}
+        return fresh
 
     def _is_news(self, row: Row, at: float) -> bool:
         """True unless it is an event of membership that another node has reported."""
         if self._every or self._wanted.seen_by or row.get("type"):
             return True
-        told = row.get("event"), row.get("node"), row.get("text")
-        before = self._told.get(told)
-        self._told[told] = at
+        key = row.get("event"), row.get("node"), row.get("text")
+        before = self._told.get(key)
+        self._told[key] = at
         return before is None or at - before >= REPEAT_S
 
 
@@ -131,11 +131,11 @@ def events(
     ] = False,
 ) -> None:
     """Print the last events of the cluster, in order of time; with --follow go on."""
-    wanted = EventFilter(frozenset(name.lower() for name in names or ()), entity_type, only)
-    new = NewEvents(wanted, every=as_json)
+    selection = EventFilter(frozenset(name.lower() for name in names or ()), entity_type, only)
+    new = NewEvents(selection, every=as_json)
     nodes = AnyNode(node)
     try:
-        answer = nodes.read(lambda asked: _read(nodes, asked, None))
+        answer = nodes.read(lambda http: _read(nodes, http, None))
         rows = new.take(answer, hold=follow)
         _print(rows[-last:] if last else [], as_json=as_json)
         if silent := answer.get("silent"):
@@ -169,7 +169,7 @@ def _read_again(nodes: AnyNode, since: float, *, learn: bool) -> dict[str, Any]:
     for left in range(RETRIES, -1, -1):
         within = ceil(time.monotonic() - since + OVERLAP_S)
         try:
-            answer = nodes.read(lambda asked: _read(nodes, asked, within, learn=learn))  # noqa: B023
+            answer = nodes.read(lambda http: _read(nodes, http, within, learn=learn))  # noqa: B023
         except CommandFailure as failure:
             if failure.code is not ExitCode.UNREACHABLE or not left:
                 raise
@@ -184,12 +184,12 @@ def _read_again(nodes: AnyNode, since: float, *, learn: bool) -> dict[str, Any]:
 
 
 def _read(
-    nodes: AnyNode, asked: NodeHttp, within: int | None, *, learn: bool = True
+    nodes: AnyNode, http: NodeHttp, within: int | None, *, learn: bool = True
 ) -> dict[str, Any]:
-    found = asked.read("v1", "events", "recent", limit=LAST_MOST, within=within)
+    answer = http.read("v1", "events", "recent", limit=LAST_MOST, within=within)
     if learn:
-        nodes.learn(asked, asked.read("v1", "nodes"))
-    return found
+        nodes.learn(http, http.read("v1", "nodes"))
+    return answer
 
 
 def _print(rows: Iterable[Row], *, as_json: bool) -> None:

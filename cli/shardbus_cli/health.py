@@ -84,10 +84,10 @@ def _options(arguments: list[str]) -> tuple[str, bool] | None:
 
 def _place(url: str) -> tuple[str, int] | None:
     """Return host and port of a URL of the form [http://]HOST:PORT; None of any other."""
-    found = PLAIN_URL.fullmatch(url)
-    if found is None or not 0 < int(found["port"]) < 65536:
+    match = PLAIN_URL.fullmatch(url)
+    if match is None or not 0 < int(match["port"]) < 65536:
         return None
-    return found["six"] or found["name"], int(found["port"])
+    return match["six"] or match["name"], int(match["port"])
 
 
 def read_plain(url: str, path: str, timeout_s: float) -> dict[str, Any]:

@@ -50,11 +50,11 @@ def cluster_name(directory: str) -> str:
 
 def templates() -> dict[str, str]:
     """Return the files of a project, by name."""
-    found = {"app.py": (TEMPLATE / "app.py").read_text(encoding="utf-8")}
+    texts = {"app.py": (TEMPLATE / "app.py").read_text(encoding="utf-8")}
     for path in sorted((TEMPLATE / "files").glob(f"*{SUFFIX}")):
         name = path.name.removesuffix(SUFFIX)
-        found[f".{name}" if name in HIDDEN else name] = path.read_text(encoding="utf-8")
-    return found
+        texts[f".{name}" if name in HIDDEN else name] = path.read_text(encoding="utf-8")
+    return texts
 
 
 def _write(directory: Path, files: dict[str, bytes]) -> None:

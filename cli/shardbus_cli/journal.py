@@ -53,9 +53,9 @@ def show(
     named = NamedCluster(cluster, app, node, by_app=True)
 
     async def read(
-        found: StateStore, journals: JournalStore
+        states: StateStore, journals: JournalStore
     ) -> tuple[list[dict[str, object]], int]:
-        shard = await _shard_of(found, named.bus, kind, entity_id)
+        shard = await _shard_of(states, named.bus, kind, entity_id)
         rows: list[dict[str, object]] = []
         page = await journals.read(kind, shard, entity_id, after, limit)
         while page.entries and len(rows) < limit:
@@ -94,9 +94,9 @@ def export(
 
     named = NamedCluster(cluster, app, node, by_app=True)
 
-    async def lines(found: StateStore, journals: JournalStore) -> int:
-        shard = await _shard_of(found, named.bus, kind, entity_id)
-        made: AsyncIterator[str] = journal_lines(found, journals, kind, shard, entity_id)
+    async def lines(states: StateStore, journals: JournalStore) -> int:
+        shard = await _shard_of(states, named.bus, kind, entity_id)
+        made: AsyncIterator[str] = journal_lines(states, journals, kind, shard, entity_id)
         count = 0
         async for line in made:
             output.data(line)
@@ -122,17 +122,17 @@ def import_(
     named = NamedCluster(cluster, app, node, by_app=True)
     bus, name = named.bus, named.stopped()
 
-    async def write(found: StateStore, journals: JournalStore) -> tuple[str, str, int]:
-        await refuse_if_running(found, name, bus.types if bus is not None else ())
+    async def write(states: StateStore, journals: JournalStore) -> tuple[str, str, int]:
+        await refuse_if_running(states, name, bus.types if bus is not None else ())
         with nullcontext(sys.stdin.buffer) if file == "-" else open(file, "rb") as text:  # noqa: ASYNC230
             lines = text.read().splitlines()
         shard = ""
         if bus is not None and lines:
             head = json.loads(lines[0])
-            known = bus.types.get(str(head.get("type")))
-            if known is not None:
-                shard = _shard(bus, known.name, str(head.get("id")))
-        return await import_journal(found, journals, lines, shard)
+            declared = bus.types.get(str(head.get("type")))
+            if declared is not None:
+                shard = _shard(bus, declared.name, str(head.get("id")))
+        return await import_journal(states, journals, lines, shard)
 
     try:
         kind, entity_id, count = with_journals(store, name, write, creates=True)
@@ -154,11 +154,11 @@ def with_journals(
     from shardbus.store.journal_protocol import journals_of
 
     async def run() -> T:
-        async with opened(url, cluster, creates=creates) as found:
-            journals = journals_of(found)
+        async with opened(url, cluster, creates=creates) as states:
+            journals = journals_of(states)
             if journals is None:
                 raise CommandFailure("this store has no journals", code=ExitCode.USAGE)
-            return await step(found, journals)
+            return await step(states, journals)
 
     return asyncio.run(run())
 

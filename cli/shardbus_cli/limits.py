@@ -29,11 +29,11 @@ def limit(
 ) -> None:
     """Show or set the number of entities of a type in memory per node. A restarted node uses its
     settings again; exit code 4 if a node did not answer."""
-    asked = NodeHttp(node)
+    http = NodeHttp(node)
     if most is None:
-        answer = asked.read("v1", "limit", entity_type)
+        answer = http.read("v1", "limit", entity_type)
     else:
-        answer = asked.post("v1", "limit", entity_type, limit=_number(most), node=on)
+        answer = http.post("v1", "limit", entity_type, limit=_number(most), node=on)
     if not answer.printed(as_json):
         output.table(("node", "limit", "entities", "evicted"), answer["nodes"])
     answer.check_silent()

@@ -75,9 +75,9 @@ class Place(logging.Filter):
     @staticmethod
     def _add_entity(record: logging.LogRecord) -> None:
         handlers: Any = sys.modules.get("shardbus.entities.running_handlers")
-        found = handlers.entity_now() if handlers is not None else None
-        if found is not None:
-            entity_type, activation = found
+        running = handlers.entity_now() if handlers is not None else None
+        if running is not None:
+            entity_type, activation = running
             shard = activation.shard
             about = {"entity_type": entity_type, "entity_id": activation.key}
             for name, value in {**about, "shard": shard.shard, "fence": shard.fence}.items():
@@ -101,9 +101,9 @@ class RecentLines(logging.Filter):
 
 def recent_lines() -> list[str]:
     """Return the last lines that `configure` has kept, oldest first."""
-    filters = (one for handler in logging.getLogger().handlers for one in handler.filters)
-    kept = (one for one in filters if isinstance(one, RecentLines))
-    return [line for one in kept for line in one.lines.copy()]
+    filters = (f for handler in logging.getLogger().handlers for f in handler.filters)
+    kept = (f for f in filters if isinstance(f, RecentLines))
+    return [line for recent in kept for line in recent.lines.copy()]
 
 
 def traceback_text(record: logging.LogRecord) -> str:
@@ -124,8 +124,8 @@ class PrettyFormatter(logging.Formatter):
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         head = f"{clock}.{int(record.msecs):03d} {record.levelname:<7} {record.name}"
         text = record.getMessage()
-        own = {name: value for name, value in extras(record).items() if name not in UNSHOWN}
-        more = "".join(f"  {name}={value}" for name, value in own.items() if str(value) not in text)
+        fields = ((name, value) for name, value in extras(record).items() if name not in UNSHOWN)
+        more = "".join(f"  {name}={value}" for name, value in fields if str(value) not in text)
         line = escape(f"{head}  {text}{more}")
         if self.color and (color := COLORS.get(record.levelno)):
             line = f"\x1b[{color}m{line}\x1b[0m"

@@ -40,18 +40,18 @@ def mailbox(
     """Show the messages of a durable mailbox, or the mailboxes of a type that are stuck."""
     if skip is not None and (entity_id is None or retry):
         raise CommandFailure("--skip needs an entity, and no --retry", code=ExitCode.USAGE)
-    asked, path = NodeHttp(node), ("v1", "mailboxes", entity_type)
+    http, path = NodeHttp(node), ("v1", "mailboxes", entity_type)
     if skip is not None:
-        answer = asked.post(*path, "skip", id=entity_id, number=skip)
+        answer = http.post(*path, "skip", id=entity_id, number=skip)
         if not answer.printed(as_json):
             output.note(f"message {skip} is given up")
         return
     if retry:
-        answer = asked.post(*path, "retry", id=entity_id)
+        answer = http.post(*path, "retry", id=entity_id)
         if not answer.printed(as_json):
             output.note(f"{answer['retried']} retried")
         return
-    answer = asked.read(*path, *([] if entity_id is None else [entity_id]), limit=limit)
+    answer = http.read(*path, *([] if entity_id is None else [entity_id]), limit=limit)
     if answer.printed(as_json):
         return
     if entity_id is not None:

@@ -26,8 +26,8 @@ def main() -> None:
         from shardbus_cli import completion
 
         sys.exit(completion.run(arguments))
-    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    debug = "--debug" in own
+    head = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    debug = "--debug" in head
     if debug:
         arguments.remove("--debug")
     if isinstance(sys.stdout, TextIOWrapper):  # ids may have letters that its encoding has not
@@ -40,8 +40,8 @@ def main() -> None:
         end.handle_signals()
         try:
             code = run(arguments, debug=debug, failing=end.within)
-        except SystemExit as asked:  # a signal, before there was anything to end
-            code = asked.code if isinstance(asked.code, int) else 1
+        except SystemExit as stop:  # a signal, before there was anything to end
+            code = stop.code if isinstance(stop.code, int) else 1
         end.finish(code)
     else:
         code = run(arguments, debug=debug)

@@ -71,14 +71,14 @@ def _wait_until_empty(
 ) -> None:
     """Wait until the node of `answer` hosts no shards (of a type), then print the answer. Exit with
     code 7 if shards are left after `timeout` seconds, unless that is 0."""
-    left, told, deadline = int(answer["shards"]), "", time.monotonic() + timeout
+    left, printed, deadline = int(answer["shards"]), "", time.monotonic() + timeout
     types: dict[str, int] = {}
     while left and time.monotonic() < deadline:
         types = _shards(url, str(answer["node"]), entity_type)
         left = sum(types.values())
         line = ", ".join(f"{count} of {name}" for name, count in types.items())
-        if left and line != told:
-            told = line
+        if left and line != printed:
+            printed = line
             output.note(f"{output.counted(left, 'shard')} left: {line}")
         if left:
             time.sleep(POLL_S)

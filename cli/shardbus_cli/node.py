@@ -66,7 +66,7 @@ def start(
     named = app_named(application, app)
     leash = _leash(leash_fd)
     _check_writable(ready_fd)
-    given = {
+    flags = {
         "--host": host,
         "--port": port,
         "--gossip-port": gossip_port,
@@ -80,11 +80,11 @@ def start(
         "--log-level": log_level,
         "--log-format": log_format,
     }
-    layers = layers_of(file, node_flags.layers(given), assignments)
+    layers = layers_of(file, node_flags.layers(flags), assignments)
     settings = _settings(layers)
     _configure_log(settings)
     if workers:
-        arguments = ["node", "start", *([named] if named else []), *node_flags.words(given)]
+        arguments = ["node", "start", *([named] if named else []), *node_flags.words(flags)]
         arguments += ["--config", str(file)] if file else []
         arguments += [word for text in assignments or () for word in ("--set", text)]
         raise SystemExit(_run_unit(settings, workers, arguments, ready_fd, named))
@@ -96,8 +96,8 @@ def _configure_log(settings: Settings) -> None:
     from shardbus.ids import Address
     from shardbus_cli.logs import configure
 
-    own = settings.node
-    address = str(Address.advertised(own.advertise or own.host, own.port))
+    node = settings.node
+    address = str(Address.advertised(node.advertise or node.host, node.port))
     configure(settings.log.level, settings.log.format, node=address)
 
 
@@ -227,8 +227,8 @@ def _run(
     from shardbus_cli.starting_anew import start_anew
 
     if not settings.store.url:
-        own = replace(settings.store, url=default_url(bus.name))
-        settings = replace(settings, store=own)
+        store = replace(settings.store, url=default_url(bus.name))
+        settings = replace(settings, store=store)
     settings, beside = _with_replica(settings, ["--cluster", bus.name], leash)
     open_store(settings.store.url, cluster=bus.name)  # an invalid URL is wrong usage
     console = Console()

@@ -64,17 +64,17 @@ LogLevel = Annotated[
 LogFormat = Annotated[str | None, _flag("--log-format", "FORMAT", "auto, pretty or json", "auto")]
 
 
-def layers(given: dict[str, Any]) -> list[Layer]:
+def layers(flags: dict[str, Any]) -> list[Layer]:
     """Return one layer per given flag, with the flag as its origin."""
     from shardbus.config.loading import nested_at
 
-    return [(name, nested_at(FLAGS[name], value)) for name, value in given.items() if value]
+    return [(name, nested_at(FLAGS[name], value)) for name, value in flags.items() if value]
 
 
-def words(given: dict[str, Any]) -> list[str]:
+def words(flags: dict[str, Any]) -> list[str]:
     """Return the flags as words of a command line."""
-    found = []
-    for name, value in given.items():
-        for one in value if isinstance(value, list) else [value]:
-            found += [name, str(one)] if one else []
-    return found
+    arguments = []
+    for name, value in flags.items():
+        for entry in value if isinstance(value, list) else [value]:
+            arguments += [name, str(entry)] if entry else []
+    return arguments

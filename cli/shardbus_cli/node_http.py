@@ -133,16 +133,16 @@ class NodeHttp:
             CommandFailure: it is no JSON object, so the URL is no node of shardbus.
         """
         try:
-            found = json.loads(text)
+            answer = json.loads(text)
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
+            answer = None
+        if not isinstance(answer, dict):
             raise CommandFailure(
                 f"the server at {self.url} is no shardbus node",
                 START_HINT,
                 code=ExitCode.UNREACHABLE,
             )
-        return NodePage(found, text)
+        return NodePage(answer, text)
 
     def _ask(
         self,
@@ -159,8 +159,8 @@ class NodeHttp:
         from urllib.request import ProxyHandler, Request, build_opener
 
         url = "/".join([self.url, *(quote(part, safe="") for part in path)])
-        given = {key: value for key, value in query.items() if value is not None}
-        request = Request(f"{url}?{urlencode(given, doseq=True)}" if given else url, method=method)  # noqa: S310
+        pairs = {key: value for key, value in query.items() if value is not None}
+        request = Request(f"{url}?{urlencode(pairs, doseq=True)}" if pairs else url, method=method)  # noqa: S310
         if body is not None:
             request.data = body.encode()
             request.add_header("Content-Type", "application/json")
@@ -226,8 +226,8 @@ class NodeHttp:
 
     def _failure(self, status: int, text: str) -> CommandFailure:
         try:
-            found = json.loads(text)["error"]
-            message, hint = str(found["message"]), str(found["hint"])
+            error = json.loads(text)["error"]
+            message, hint = str(error["message"]), str(error["hint"])
         except (ValueError, KeyError, TypeError):
             return CommandFailure(
                 f"{self.url} answered with status {status}", START_HINT, code=ExitCode.UNREACHABLE

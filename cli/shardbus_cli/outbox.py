@@ -81,10 +81,10 @@ def show(
     if store is None:
         answer = NodeHttp(node).read("v1", "outboxes", name, limit=limit, after=after or None)
     else:
-        answer = _read(store, NamedCluster(cluster, app, node).name, _one(name, after, limit))
+        answer = _read(store, NamedCluster(cluster, app, node).name, _page(name, after, limit))
     if not answer.printed(as_json):
         output.table(MESSAGES, answer["messages"])
-        output.note(_told(answer))
+        output.note(_summary(answer))
         if answer["messages"] and len(answer["messages"]) < answer["pending"]:
             output.note(f"there may be more: --after {answer['messages'][-1]['number']}")
     answer.check_silent(MAY_BE_OPEN)
@@ -119,11 +119,11 @@ def drop(
 ) -> None:
     """Give up the messages of an outbox that no process has open, or one of them: they are never
     delivered."""
-    asked = NodeHttp(node)
+    http = NodeHttp(node)
     if not yes:
         after, limit = (number - 1, 1) if number else (0, LISTED)
-        answer = asked.read("v1", "outboxes", name, limit=limit, after=after or None)
-        rows = [one for one in answer["messages"] if number in (None, one["number"])]
+        answer = http.read("v1", "outboxes", name, limit=limit, after=after or None)
+        rows = [row for row in answer["messages"] if number in (None, row["number"])]
         if number and not rows:
             raise CommandFailure(f"{name!r} has no message {number}", code=ExitCode.REFUSED)
         if answer.printed(as_json):
@@ -132,13 +132,13 @@ def drop(
         count = len(rows) if number else answer["pending"]
         output.note(f"{count} would be given up: repeat with --yes")
         return
-    answer = asked.delete("v1", "outboxes", name, number=number)
+    answer = http.delete("v1", "outboxes", name, number=number)
     if not answer.printed(as_json):
         dropped = output.counted(answer["dropped"], "message")
         output.note(f"{dropped} given up, {answer['left']} left")
 
 
-def _told(answer: dict[str, Any]) -> str:
+def _summary(answer: dict[str, Any]) -> str:
     """Return a sentence about one outbox."""
     messages = output.counted(answer["pending"], "message")
     if answer["open"] is None:
@@ -159,7 +159,7 @@ def _list_of(limit: int) -> Callable[[StoredOutboxes], Awaitable[dict[str, Any]]
     return read
 
 
-def _one(
+def _page(
     name: str, after: int, limit: int
 ) -> Callable[[StoredOutboxes], Awaitable[dict[str, Any]]]:
     from shardbus.admin.pages.outboxes import message_rows, outbox_row

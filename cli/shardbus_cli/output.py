@@ -38,10 +38,10 @@ def escape(text: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def counted(number: int, one: str, many: str = "") -> str:
+def counted(number: int, noun: str, many: str = "") -> str:
     """Return the number with its noun, as `shardbus.quantities.counted` does: a command that only
     prints does not load the package."""
-    return f"{number} {one if number == 1 else many or f'{one}s'}"
+    return f"{number} {noun if number == 1 else many or f'{noun}s'}"
 
 
 def data(text: str) -> None:
@@ -84,11 +84,11 @@ def _cells(columns: Sequence[str], rows: Iterable[Row]) -> list[list[str]]:
     return [headings, *([safe(row.get(column)) for column in columns] for row in rows)]
 
 
-def checks(found: Mapping[str, Mapping[str, object]]) -> None:
+def checks(outcomes: Mapping[str, Mapping[str, object]]) -> None:
     """Print health checks as a table."""
     rows = [
-        {"check": name, "result": "ok" if one.get("ok") else "FAILED", "detail": one["detail"]}
-        for name, one in found.items()
+        {"check": name, "result": "ok" if row.get("ok") else "FAILED", "detail": row["detail"]}
+        for name, row in outcomes.items()
     ]
     table(("check", "result", "detail"), rows)
 

@@ -68,12 +68,12 @@ def stop(
 ) -> None:
     """Stop shards of a type; a shard starts again with the next message to it. Exit code 7 if one
     has not stopped in time."""
-    asked = NodeHttp(node)
+    http = NodeHttp(node)
     deadline = time.monotonic() + timeout
     stopped: list[str] = []
     stopping = shards
     while stopping:
-        answer = asked.post("v1", "stop", entity_type, shard=stopping)
+        answer = http.post("v1", "stop", entity_type, shard=stopping)
         stopped += answer["stopped"]
         stopping = answer["stopping"]
         if time.monotonic() >= deadline:
@@ -81,11 +81,11 @@ def stop(
         if stopping:
             left = output.counted(len(stopping), "shard is", "shards are")
             output.note(f"{left} still stopping")
-    found = {"type": entity_type, "stopped": stopped, "stopping": stopping}
+    facts = {"type": entity_type, "stopped": stopped, "stopping": stopping}
     if as_json:
-        output.data(output.as_json(found))
+        output.data(output.as_json(facts))
     else:
-        output.facts(found)
+        output.facts(facts)
     if stopping:
         raise typer.Exit(ExitCode.DRAIN_DEADLINE)
 
@@ -105,9 +105,9 @@ def place(
     them."""
     for text in places or ():
         _check_place(text)
-    asked = NodeHttp(node)
+    http = NodeHttp(node)
     path = ("v1", "places", entity_type)
-    answer = asked.post(*path, set=places) if places else asked.read(*path)
+    answer = http.post(*path, set=places) if places else http.read(*path)
     if not answer.printed(as_json):
         output.table(("shard", "place", "node"), answer.get("places", ()))
 

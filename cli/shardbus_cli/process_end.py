@@ -116,7 +116,7 @@ def note_threads() -> None:
     def note() -> None:
         time.sleep(NOTE_S)
         main = threading.main_thread()
-        last = [one.name for one in threading.enumerate() if one is not main and not one.daemon]
+        last = [t.name for t in threading.enumerate() if t is not main and not t.daemon]
         if last:
             names = ", ".join(last)[:NAMES_MAX]
             line = f"shardbus: the process waits for threads that are no daemons: {names}"
@@ -140,7 +140,7 @@ def call_atexit() -> None:
 def open_files() -> list[Any]:
     """Return every file that this process has open to write: an application may leave some."""
     gc.unfreeze()  # a node has frozen its application's open files
-    return [one for one in gc.get_objects() if issubclass(type(one), FILES)]
+    return [candidate for candidate in gc.get_objects() if issubclass(type(candidate), FILES)]
 
 
 def flush(files: Iterable[Any]) -> None:

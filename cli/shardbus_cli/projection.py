@@ -46,14 +46,14 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show a projection on each node and where it fails, or its place in one journal."""
-    asked = NodeHttp(node)
+    http = NodeHttp(node)
     if entity_id is not None:
-        answer = asked.read("v1", "projections", name, entity_id)
+        answer = http.read("v1", "projections", name, entity_id)
         if not answer.printed(as_json):
             columns = ("id", "node", "state", "handled", "last", "behind", "number", "error")
             output.table(columns, [answer])
         return
-    answer = asked.read("v1", "projections", name, limit=limit)
+    answer = http.read("v1", "projections", name, limit=limit)
     if answer.printed(as_json):
         return
     output.table(("node", "shards", *FIGURES), answer["nodes"])
@@ -104,12 +104,12 @@ def rewind(
     """Handle events anew, from the first one on, with an empty state."""
     if every is (entity_id is not None):
         raise CommandFailure("name one entity, or --all", code=ExitCode.USAGE)
-    asked, after = NodeHttp(node), ""
+    http, after = NodeHttp(node), ""
     rewound: list[str] = []
     refused: list[dict[str, Any]] = []
     while True:
         query = {"missing": str(missing).lower(), "id": entity_id, "after": after or None}
-        answer = asked.post("v1", "projections", name, "rewind", **query)
+        answer = http.post("v1", "projections", name, "rewind", **query)
         rewound += answer["rewound"]
         refused += answer["refused"]
         after = answer["next"] or ""

@@ -75,22 +75,22 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Write one file with all that helps to find a fault: secrets masked, bounded in size."""
-    asked = NodeHttp(node)
-    picture = look(asked, None)
+    http = NodeHttp(node)
+    picture = look(http, None)
     bundle = ReportBundle([own_token()])
     path = out if out is not None else Path(_name(picture))
     _check_new(path)
-    found = [*findings(picture), *warning_signs(picture)]
+    faults = [*findings(picture), *warning_signs(picture)]
     bundle.add("README.txt", README)
-    answered = _collect(bundle, asked, picture, found)
+    answered = _collect(bundle, http, picture, faults)
     files = len(bundle.files) + 2
     summary = {
         "cluster": picture.cluster.get("cluster"),
-        "asked": asked.url,
+        "asked": http.url,
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "members": len(picture.members),
         "answered": answered,
-        "findings": len(found),
+        "findings": len(faults),
         "files": files,
         "missing": len(bundle.missing),
     }
@@ -103,7 +103,7 @@ def report(
     missing = output.counted(len(bundle.missing), "thing is missing", "things are missing")
     output.data(
         f"    {answered} of {output.counted(len(picture.members), 'member')} answered over HTTP,"
-        f" the doctor has {output.counted(len(found), 'finding')}, {missing}"
+        f" the doctor has {output.counted(len(faults), 'finding')}, {missing}"
     )
     for name, why in list(bundle.missing.items())[:SHOWN]:
         output.data(output.safe(f"    missing: {name}: {why}"))
@@ -131,24 +131,24 @@ def _write(path: Path, data: bytes) -> int:
         raise CommandFailure(f"{path} cannot be written: {failed.strerror}") from None
 
 
-def _collect(bundle: ReportBundle, asked: NodeHttp, picture: Picture, found: list[Finding]) -> int:
+def _collect(bundle: ReportBundle, http: NodeHttp, picture: Picture, faults: list[Finding]) -> int:
     """Put everything into the bundle. Returns how many members answered over HTTP."""
     from shardbus.admin.build_versions import build_versions
 
     until = time.monotonic() + DEADLINE_S
-    bundle.add_json("doctor.json", [asdict(one) | {"advice": ADVICE[one.check]} for one in found])
+    bundle.add_json("doctor.json", [asdict(f) | {"advice": ADVICE[f.check]} for f in faults])
     members = {node: row.get("versions") for node, row in picture.answers.items()}
     bundle.add_json("versions.json", {"this command": build_versions(), "members": members})
     pages = [ReportPage(page, ("v1", *page.split("/"))) for page in CLUSTER_PAGES]
-    for one in subjects_of(found, picture, SUBJECTS):
-        name = f"explain/{one.entity_type}/{one.entity_id or f'shard {one.shard}'}"
-        ids = (one.entity_id,) if one.entity_id else ()
-        query = {} if one.entity_id else {"shard": one.shard}
-        pages.append(ReportPage(name, ("v1", "explain", one.entity_type, *ids), query))
+    for subject in subjects_of(faults, picture, SUBJECTS):
+        name = f"explain/{subject.entity_type}/{subject.entity_id or f'shard {subject.shard}'}"
+        ids = (subject.entity_id,) if subject.entity_id else ()
+        query = {} if subject.entity_id else {"shard": subject.shard}
+        pages.append(ReportPage(name, ("v1", "explain", subject.entity_type, *ids), query))
     for kind in list(picture.shards)[:TYPES]:
         pages += [ReportPage(f"{page}/{kind}", ("v1", page, kind)) for page in TYPE_PAGES]
-    _keep(bundle, _read("cluster", asked, pages, until))
-    return _collect_members(bundle, asked, picture, until)
+    _keep(bundle, _read("cluster", http, pages, until))
+    return _collect_members(bundle, http, picture, until)
 
 
 class ReportPage(NamedTuple):
@@ -207,9 +207,9 @@ def _keep(bundle: ReportBundle, texts: Texts) -> None:
             bundle.add(name, text)
 
 
-def _collect_members(bundle: ReportBundle, asked: NodeHttp, picture: Picture, until: float) -> int:
+def _collect_members(bundle: ReportBundle, http: NodeHttp, picture: Picture, until: float) -> int:
     """Add the pages that only the members themselves have. Returns how many answered."""
-    urls = http_urls(asked.url, picture.nodes)[:MEMBERS]
+    urls = http_urls(http.url, picture.nodes)[:MEMBERS]
     reached = {node for node, _ in urls}
     for row in picture.members:
         if row.get("node") not in reached:

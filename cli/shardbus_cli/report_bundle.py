@@ -68,7 +68,7 @@ class ReportBundle:
 
         for secret in self._secrets:
             text = text.replace(secret, MASK)
-        return _URL.sub(lambda found: mask_url(found.group()), text)
+        return _URL.sub(lambda match: mask_url(match.group()), text)
 
     def zipped(self) -> bytes:
         """Return the bundle as a zip file, with the list of missing parts."""
@@ -102,14 +102,14 @@ class Subject(NamedTuple):
     shard: str = ""
 
 
-def subjects_of(found: Iterable[Finding], picture: Picture, most: int) -> list[Subject]:
+def subjects_of(faults: Iterable[Finding], picture: Picture, most: int) -> list[Subject]:
     """Return up to `most` entities and shards that these findings name."""
     subjects: dict[Subject, None] = {}
-    for one in found:
-        if one.of not in picture.shards:
+    for fault in faults:
+        if fault.of not in picture.shards:
             continue
-        if one.check in ENTITIES and one.subject not in picture.answers:
-            subjects[Subject(one.of, entity_id=one.subject)] = None
-        elif one.check in SHARDS:
-            subjects[Subject(one.of, shard=one.subject)] = None
+        if fault.check in ENTITIES and fault.subject not in picture.answers:
+            subjects[Subject(fault.of, entity_id=fault.subject)] = None
+        elif fault.check in SHARDS:
+            subjects[Subject(fault.of, shard=fault.subject)] = None
     return list(subjects)[:most]

@@ -38,8 +38,8 @@ def status(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
             {
                 **answer,
                 "coordinators": [
-                    f"{kind} on {found.get('node')} (epoch {found.get('epoch')})"
-                    for kind, found in coordinators.items()
+                    f"{kind} on {row.get('node')} (epoch {row.get('epoch')})"
+                    for kind, row in coordinators.items()
                 ],
                 **({"voters": _voters(voters)} if voters else {}),
             }
@@ -121,10 +121,10 @@ def types(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
     """List the entity types of the cluster."""
     if answer := _page(node, as_json, "v1", "types"):
         rows = [row for row in answer.get("types", ()) if isinstance(row, dict)]
-        known = dict.fromkeys(column for row in rows for column in row) or {"type": None}
+        names = dict.fromkeys(column for row in rows for column in row) or {"type": None}
         rare = ("instances", "router", "within", "queue")
         unused = [column for column in rare if not any(row.get(column) for row in rows)]
-        columns = [column for column in known if column not in unused]
+        columns = [column for column in names if column not in unused]
         output.table(columns, rows)
 
 
@@ -159,8 +159,8 @@ def partitions(
         {
             "shard": partition["shard"],
             "nodes": [
-                names.get(one["node"], one["node"]) if ordinals else one["node"]
-                for one in partition["instances"]
+                names.get(instance["node"], instance["node"]) if ordinals else instance["node"]
+                for instance in partition["instances"]
             ],
         }
         for partition in answer.get("partitions", ())
@@ -299,9 +299,9 @@ def _explain_downing(answer: dict[str, Any]) -> None:
 
 def health(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
     """Show whether a node is ready for work; exit code 5 if it is not."""
-    asked = NodeHttp(node)
-    ready, text = asked.probe("readyz")
-    answer = asked.parse(text)
+    http = NodeHttp(node)
+    ready, text = http.probe("readyz")
+    answer = http.parse(text)
     report(text, answer.get("checks", {}), as_json=as_json)
     if not ready:
         raise typer.Exit(ExitCode.UNHEALTHY)

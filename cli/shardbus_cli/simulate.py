@@ -158,7 +158,7 @@ def simulate(
     count = seeds or (SEEDS if seed is None else 1)
     numbers = range(seed or 0, (seed or 0) + count)
     plain = (draw(n, nodes, seconds, strategy, links) for n in numbers)
-    joining = (replace(one, discovery=discovery, claims=claims) for one in plain)
+    joining = (replace(setup, discovery=discovery, claims=claims) for setup in plain)
     drawn: list[Options | NodeOptions] = list(map(with_replicas, joining) if replicas else joining)
     if sharding:
         more = (nodes, seconds, strategy, load, splits or None, handoff, homes, instances, kill_at)
@@ -202,9 +202,9 @@ def _report(drawn: list[Options | NodeOptions], jobs: int, as_json: bool) -> Non
         raise typer.Exit(ExitCode.UNHEALTHY)
 
 
-def _one_of(option: str, value: str | None, known: Iterable[str]) -> None:
-    if value is not None and value not in known:
-        raise typer.BadParameter(f"{value!r} is none of {', '.join(known)}", param_hint=option)
+def _one_of(option: str, value: str | None, choices: Iterable[str]) -> None:
+    if value is not None and value not in choices:
+        raise typer.BadParameter(f"{value!r} is none of {', '.join(choices)}", param_hint=option)
 
 
 def _refuse(option: str, why: str) -> NoReturn:

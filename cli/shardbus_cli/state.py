@@ -81,24 +81,24 @@ def list_(
     from shardbus.store.listing import stored_pages
 
     async def first(opened: StateStore) -> list[tuple[str, bytes]]:
-        found: dict[str, bytes] = {}
+        states: dict[str, bytes] = {}
         async for page in stored_pages(opened, kind, prefix):
-            found |= dict(page.states)
-            if len(found) > limit:
+            states |= dict(page.states)
+            if len(states) > limit:
                 break
-        return list(found.items())[: limit + 1]
+        return list(states.items())[: limit + 1]
 
-    found = _with_store(store, named.name, first)
-    rows = [_row(entity_id, data) for entity_id, data in found[:limit]]
+    stored = _with_store(store, named.name, first)
+    rows = [_row(entity_id, data) for entity_id, data in stored[:limit]]
     if as_json:
-        output.data(json.dumps({"type": kind, "states": rows, "more": len(found) > limit}))
+        output.data(json.dumps({"type": kind, "states": rows, "more": len(stored) > limit}))
         return
     for row in rows:
         row["state"] = json.dumps(row["state"], ensure_ascii=False)[:SHOWN]
     output.table(("id", "version", "bytes", "state"), rows)
     if not rows and (mistake := named.mistaken_type(kind)):
         output.note(mistake)
-    if len(found) > limit:
+    if len(stored) > limit:
         output.note(f"there are more: --limit {10 * limit}, or --prefix")
 
 
@@ -122,13 +122,13 @@ def show(
         output.data(answer.text)
         return
 
-    async def one(opened: StateStore) -> bytes | None:
+    async def read(opened: StateStore) -> bytes | None:
         [data] = await opened.read_states(kind, [entity_id])
         if data is None:
             await _refuse_shared(opened, kind, entity_id)
         return data
 
-    data = _with_store(store, named.name, one)
+    data = _with_store(store, named.name, read)
     if data is None:
         raise _no_state(kind, entity_id, named.mistaken_type(kind))
     output.data(json.dumps(_row(entity_id, data)))
@@ -180,29 +180,29 @@ def check(
     chosen = {name: kind for name, kind in chosen.items() if not types or name in types}
 
     async def read(listed: StateStore) -> dict[str, dict[str, Any]]:
-        found: dict[str, dict[str, Any]] = {}
+        by_type: dict[str, dict[str, Any]] = {}
         for name, kind in chosen.items():
             check = _checked if kind.merged is None else _checked_merged
-            found[name] = await check(listed, kind)
+            by_type[name] = await check(listed, kind)
             if kind.events is not None:
-                await _check_events(listed, kind.events, found[name])
-        return found
+                await _check_events(listed, kind.events, by_type[name])
+        return by_type
 
-    found = _with_store(store, name_of_cluster, read)
+    by_type = _with_store(store, name_of_cluster, read)
     if as_json:
-        output.data(json.dumps({"cluster": name_of_cluster, "types": found}))
+        output.data(json.dumps({"cluster": name_of_cluster, "types": by_type}))
     else:
-        for name, one in found.items():
-            versions = ", ".join(f"{n} of version {v}" for v, n in one["versions"].items())
-            states = output.counted(one["read"], "state")
+        for name, counts in by_type.items():
+            versions = ", ".join(f"{n} of version {v}" for v, n in counts["versions"].items())
+            states = output.counted(counts["read"], "state")
             output.data(f"{name}: {states} read{', ' if versions else ''}{versions}")
-            if "events" in one:
-                output.data(f"{name}: {output.counted(one['events'], 'event')} read")
-            for line in one["unreadable"]:
+            if "events" in counts:
+                output.data(f"{name}: {output.counted(counts['events'], 'event')} read")
+            for line in counts["unreadable"]:
                 output.data(output.safe(f"{name}: {line}"))
-            if one["failed"] > len(one["unreadable"]):
-                output.data(f"{name}: and {one['failed'] - len(one['unreadable'])} more")
-    if any(one["failed"] for one in found.values()):
+            if counts["failed"] > len(counts["unreadable"]):
+                output.data(f"{name}: and {counts['failed'] - len(counts['unreadable'])} more")
+    if any(row["failed"] for row in by_type.values()):
         raise typer.Exit(ExitCode.UNHEALTHY)
 
 
@@ -226,8 +226,8 @@ async def _checked(listed: StateStore, kind: entity_type.EntityType) -> dict[str
             read += 1
             version = split(data)[0]
             versions[version] = versions.get(version, 0) + 1
-    known = dict(sorted(versions.items()))
-    return {"read": read, "failed": failed, "versions": known, "unreadable": named}
+    ordered = dict(sorted(versions.items()))
+    return {"read": read, "failed": failed, "versions": ordered, "unreadable": named}
 
 
 async def _check_events(listed: StateStore, events: EventCodec, result: dict[str, Any]) -> None:
@@ -321,8 +321,8 @@ def _stopped(named: NamedCluster, node: str) -> str | None:
 
     if node != parameters.NODE_URL or named.running is not None or named.name_or_none is None:
         return None
-    known = (DevFolder(Path.cwd()).store, default_url(named.name))
-    stores = [url for url in known if Path(url.removeprefix("sqlite:///")).is_file()]
+    urls = (DevFolder(Path.cwd()).store, default_url(named.name))
+    stores = [url for url in urls if Path(url.removeprefix("sqlite:///")).is_file()]
     if len(stores) > 1:
         raise CommandFailure(
             f"no node answers at {node}, and there are two stores",

@@ -69,11 +69,11 @@ def set_(
     _check_by_node(revision)
     named = NamedCluster(cluster, app, node, by_app=True)
     bus = named.bus
-    known = bus.types.get(kind) if bus is not None else None
-    _check_settable(kind, known)
-    if (app is not None and known is None) or (known is not None and known.states is None):
+    declared = bus.types.get(kind) if bus is not None else None
+    _check_settable(kind, declared)
+    if (app is not None and declared is None) or (declared is not None and declared.states is None):
         raise CommandFailure(f"{kind!r} is no type with state of the application")
-    data = encode_value(plain) if known is None else known.states.of_plain(plain)  # type: ignore[union-attr]
+    data = encode_value(plain) if declared is None else declared.states.of_plain(plain)  # type: ignore[union-attr]
     _write_here(store, named, kind, entity_id, data)
 
 
@@ -147,16 +147,16 @@ def export(
 
     async def print_all() -> int:
         count = 0
-        async with opened(store, name) as found:
+        async with opened(store, name) as states:
             for kind in names:
                 before = count
-                async for line in lines_of_type(found, bus, kind, prefix, after, rate):
+                async for line in lines_of_type(states, bus, kind, prefix, after, rate):
                     output.data(line)
                     count += 1
                 if count == before and (mistake := named.mistaken_type(kind)):
                     raise CommandFailure(mistake, code=ExitCode.REFUSED)
             if every:
-                async for line in lines_of_outboxes(found):
+                async for line in lines_of_outboxes(states):
                     output.data(line)
                     count += 1
         return count
@@ -191,11 +191,11 @@ def import_(
     existing = "replace" if replace else "skip" if skip else "refuse"
 
     async def write_all() -> dict[str, int]:
-        async with opened(store, name, creates=True) as found:
+        async with opened(store, name, creates=True) as states:
             if not dry_run:
-                await refuse_if_running(found, name, bus.types if bus is not None else ())
+                await refuse_if_running(states, name, bus.types if bus is not None else ())
             with nullcontext(sys.stdin.buffer) if file == "-" else open(file, "rb") as lines:  # noqa: ASYNC230
-                return await import_lines(found, bus, lines, existing, write=not dry_run)
+                return await import_lines(states, bus, lines, existing, write=not dry_run)
 
     try:
         done = asyncio.run(write_all())
@@ -213,17 +213,17 @@ def _check_by_node(revision: str | None) -> None:
         raise CommandFailure("--revision is not for --store", code=ExitCode.USAGE)
 
 
-def _check_settable(kind: str, known: EntityType | None) -> None:
+def _check_settable(kind: str, declared: EntityType | None) -> None:
     """Check that a state is not made by events, nor shared by instances, as far as the application
     is known.
 
     Raises:
         CommandFailure: it is.
     """
-    if known is not None and (known.events is not None or known.projection is not None):
+    if declared is not None and (declared.events is not None or declared.projection is not None):
         hint = "let a handler persist an event, or `shardbus projection rewind`"
         raise CommandFailure(f"the state of {kind} is made by events", hint, code=ExitCode.REFUSED)
-    if known is not None and known.merged is not None:
+    if declared is not None and declared.merged is not None:
         why = f"the instances of {kind} share their state: a node writes it"
         raise CommandFailure(why, "leave out --store", code=ExitCode.REFUSED)
 

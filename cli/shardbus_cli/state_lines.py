@@ -89,10 +89,10 @@ class ShardFinder:
             table = await self._store.load_table(entity_type)
             layout = await self._records.placement(entity_type) if self._records else ""
             layout = layout or (table.layout if table is not None else "")
-            known = shard_function(layout)
-            if known is None:
+            parsed = shard_function(layout)
+            if parsed is None:
                 return None
-            function = known
+            function = parsed
         if self._placing is not None:
             placed = await self._placing.placed(entity_type, layout, function)
             if placed != layout:
@@ -304,13 +304,13 @@ class LineImporter:
         from shardbus.errors import ConfigError
         from shardbus.store.shared_states import value_of
 
-        known = self._note_type(number, state.entity_type)
-        if known is not None and known.merged is None:
+        declared = self._note_type(number, state.entity_type)
+        if declared is not None and declared.merged is None:
             raise ConfigError(
                 f"the type {state.entity_type} has no state that instances share in the application"
             )
-        if known is not None and known.merged is not None:
-            copy_of(known.merged, state.entity_id, value_of(state))
+        if declared is not None and declared.merged is not None:
+            copy_of(declared.merged, state.entity_id, value_of(state))
         if not await self._shared.put(state):
             name = f"{state.entity_type} {state.entity_id!r:.100}"
             raise self._other(number, f"{name} has another state")
@@ -327,36 +327,36 @@ class LineImporter:
         if not await self._journals.begin(head):
             raise self._other(number, f"{head.kind} {head.name!r:.100} has another journal")
 
-    async def _placed(self, number: int, one: StoredEntity) -> StoredEntity:
+    async def _placed(self, number: int, row: StoredEntity) -> StoredEntity:
         """Return an entity with its shard, once its class has read its state."""
         from shardbus.errors import ConfigError
 
-        known = self._note_type(number, one.entity_type)
-        if one.data is not None and known is not None and known.states is not None:
-            known.states.read(one.entity_id, one.data)
-        if one.data is not None and known is not None and known.merged is not None:
-            raise ConfigError(f"the instances of {one.entity_type} share their states")
+        declared = self._note_type(number, row.entity_type)
+        if row.data is not None and declared is not None and declared.states is not None:
+            declared.states.read(row.entity_id, row.data)
+        if row.data is not None and declared is not None and declared.merged is not None:
+            raise ConfigError(f"the instances of {row.entity_type} share their states")
         finder = self._finder
-        if one.reminders is not None:
-            with nullcontext() if not one.shard else suppress(ConfigError):
-                one = one._replace(shard=await finder.learn(one.entity_type, one.entity_id))
-        elif not one.shard or (one.data is not None and finder.places):
-            one = one._replace(shard=await finder.learn(one.entity_type, one.entity_id))
-        return one
+        if row.reminders is not None:
+            with nullcontext() if not row.shard else suppress(ConfigError):
+                row = row._replace(shard=await finder.learn(row.entity_type, row.entity_id))
+        elif not row.shard or (row.data is not None and finder.places):
+            row = row._replace(shard=await finder.learn(row.entity_type, row.entity_id))
+        return row
 
     def _note_type(self, number: int, entity_type: str) -> EntityType | None:
         """Return a type of the application; note one that it lacks."""
         name = entity_type.partition("!")[0]
-        known = self._bus.types.get(name) if self._bus is not None else None
-        if self._bus is not None and known is None and not name.startswith("$"):
+        declared = self._bus.types.get(name) if self._bus is not None else None
+        if self._bus is not None and declared is None and not name.startswith("$"):
             self._strange.setdefault(name, number)
-        return known
+        return declared
 
     async def _put(self) -> None:
         """Write the batch."""
-        other = await self._states.put([one for _, one in self._batch])
+        other = await self._states.put([row for _, row in self._batch])
         if other is not None:
-            number = next(n for n, one in self._batch if one is other)
+            number = next(n for n, row in self._batch if row is other)
             what = "another state" if other.reminders is None else "other reminders"
             name = f"{other.entity_type} {other.entity_id!r:.100}"
             raise self._other(number, f"{name} has {what}")

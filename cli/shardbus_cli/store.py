@@ -141,21 +141,21 @@ def status(
 
     settings = store_settings(file, store, assignments, node)
     name = NamedCluster(cluster, app, node).name
-    found = asyncio.run(_ask(settings, name, peers_of(settings)))
+    replicas = asyncio.run(_ask(settings, name, peers_of(settings)))
     if as_json:
-        output.data(json.dumps({"cluster": name, "replicas": list(found.values())}))
+        output.data(json.dumps({"cluster": name, "replicas": list(replicas.values())}))
     else:
-        output.table(COLUMNS, [_row(facts) for facts in found.values()])
-    if not _has_majority(found):
+        output.table(COLUMNS, [_row(facts) for facts in replicas.values()])
+    if not _has_majority(replicas):
         raise typer.Exit(ExitCode.UNHEALTHY)
 
 
-def _has_majority(found: Mapping[Address, Mapping[str, Any]]) -> bool:
+def _has_majority(replicas: Mapping[Address, Mapping[str, Any]]) -> bool:
     """True if a majority of the newest ring serves in it."""
-    ring = max(int(facts.get("ring", 0)) for facts in found.values())
-    mine = [facts for facts in found.values() if facts.get("ring") == ring]
+    ring = max(int(facts.get("ring", 0)) for facts in replicas.values())
+    mine = [facts for facts in replicas.values() if facts.get("ring") == ring]
     serving = sum(facts["state"] == "founded" for facts in mine)
-    members = max((len(facts.get("members", found)) for facts in mine), default=0)
+    members = max((len(facts.get("members", replicas)) for facts in mine), default=0)
     return bool(2 * serving > members)
 
 
@@ -244,13 +244,13 @@ async def _ask(
     from shardbus.ids import Address
     from shardbus.store.replica_status import ask_replicas
 
-    found = await ask_replicas(network_of(settings), cluster, peers, ANSWER_S)
-    newest = max(found.values(), key=lambda facts: int(facts.get("ring", 0)))
+    replicas = await ask_replicas(network_of(settings), cluster, peers, ANSWER_S)
+    newest = max(replicas.values(), key=lambda facts: int(facts.get("ring", 0)))
     members = [Address.parse(name) for name in newest.get("members", ()) if ":" in name]
-    others = [address for address in members if address not in found]
+    others = [address for address in members if address not in replicas]
     if others:
-        found |= await ask_replicas(network_of(settings), cluster, others, ANSWER_S)
-    return found
+        replicas |= await ask_replicas(network_of(settings), cluster, others, ANSWER_S)
+    return replicas
 
 
 def _row(facts: Mapping[str, Any]) -> dict[str, object]:

@@ -157,8 +157,8 @@ def _print_report(facts: dict[str, Any]) -> None:
     rows = [row | {"findings": "; ".join(row["findings"])} for row in facts["replicas"]]
     output.table(COLUMNS, rows)
     differences = facts["differences"]
-    for one in differences[:NAMED_MAX]:
-        output.note(f"{one['key']}: {one['replica']} {one['what']} {one['other']}")
+    for diff in differences[:NAMED_MAX]:
+        output.note(f"{diff['key']}: {diff['replica']} {diff['what']} {diff['other']}")
     if len(differences) > NAMED_MAX:
         output.note(f"and {len(differences) - NAMED_MAX} more")
 
@@ -313,7 +313,7 @@ def _need_disk(options: ReplicaOptions) -> None:
 
 
 def _loss(left: Remains) -> str:
-    names = ", ".join(sorted(one.address or f"disk {one.disk:016x}" for one in left.lost))
+    names = ", ".join(sorted(lost.address or f"disk {lost.disk:016x}" for lost in left.lost))
     disks = output.counted(len(left.ring.members), "disk")
     return (
         f"of ring {left.ring.number} with {disks} these are no majority: it may have"
@@ -332,10 +332,10 @@ async def _serving(settings: Settings, cluster: str, left: Remains) -> list[str]
 
     named = [Address.parse(member.address) for member in left.ring.members if member.address]
     addresses = list(dict.fromkeys((*store_settings.peers_of(settings), *named)))
-    found = await ask_replicas(
+    replicas = await ask_replicas(
         store_settings.network_of(settings), cluster, addresses, store_settings.ANSWER_S
     )
-    for address, facts in found.items():
+    for address, facts in replicas.items():
         if facts["state"] in ("refused", "silent"):
             is_denied = facts["state"] == "refused"
             why = f"refuses this command: {facts['waits_for']}" if is_denied else "does not answer"
@@ -344,7 +344,7 @@ async def _serving(settings: Settings, cluster: str, left: Remains) -> list[str]
                 "give this command the settings of the replica, with its cluster and secret",
                 code=ExitCode.REFUSED,
             )
-    return [str(address) for address, facts in found.items() if facts["state"] == "founded"]
+    return [str(address) for address, facts in replicas.items() if facts["state"] == "founded"]
 
 
 def _refuse_beside(serving: Sequence[str]) -> None:

@@ -42,8 +42,8 @@ def replica_settings(
     from shardbus_cli.config import layers_of
 
     flags = node_flags.layers({"--host": host, "--store": store})
-    own = {"store.port": port, "store.path": path}
-    flags += [(f"--{key[6:]}", nested_at(key, value)) for key, value in own.items() if value]
+    options = {"store.port": port, "store.path": path}
+    flags += [(f"--{key[6:]}", nested_at(key, value)) for key, value in options.items() if value]
     return load(layers_of(file, flags, assignments))
 
 

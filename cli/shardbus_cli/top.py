@@ -100,19 +100,19 @@ class Watched:
         """
         return self._nodes.read(self._read)
 
-    def _read(self, asked: NodeHttp) -> Pages:
-        found: Pages = {
-            name: asked.read("v1", name) for name in ("cluster", "nodes", "types", "load")
+    def _read(self, http: NodeHttp) -> Pages:
+        pages: Pages = {
+            name: http.read("v1", name) for name in ("cluster", "nodes", "types", "load")
         }
         for name in ("overview", "findings"):
             try:
-                found[name] = asked.read("v1", name)
+                pages[name] = http.read("v1", name)
             except CommandFailure as failure:
                 if failure.code is not ExitCode.FAILED:
                     raise
-                found[name] = {}  # a node of an earlier release has no such page
-        self._nodes.learn(asked, found["nodes"])
-        return found
+                pages[name] = {}  # a node of an earlier release has no such page
+        self._nodes.learn(http, pages["nodes"])
+        return pages
 
 
 def frame(pages: Mapping[str, Any], url: str, clock: str, before: Pages | None = None) -> list[str]:
@@ -135,11 +135,11 @@ def frame(pages: Mapping[str, Any], url: str, clock: str, before: Pages | None =
 
 def _attention(answer: Mapping[str, Any]) -> Iterator[str]:
     """Yield the confirmed findings, the gravest first, and the node that was lost last."""
-    found = [group for group in answer.get("findings", ()) if group.get("confirmed")]
-    for group in found[:FINDINGS]:
+    groups = [group for group in answer.get("findings", ()) if group.get("confirmed")]
+    for group in groups[:FINDINGS]:
         yield f"{group['level']}: {finding_line(group, SUBJECTS)}"
-    if len(found) > FINDINGS:
-        other = output.counted(len(found) - FINDINGS, "other finding")
+    if len(groups) > FINDINGS:
+        other = output.counted(len(groups) - FINDINGS, "other finding")
         yield f"and {other}: see `shardbus doctor`"
     yield from map(lost_line, answer.get("lost", ())[:LOST])
 
@@ -162,8 +162,8 @@ def _node_row(row: Mapping[str, Any], busy: Mapping[str, Any]) -> dict[str, obje
 
 def _mebibytes(sizes: Iterable[int]) -> str:
     """Return the sum as a table shows it; empty for nodes or types without state."""
-    found = list(sizes)
-    return f"{sum(found) / 2**20:.1f}" if found else ""
+    numbers = list(sizes)
+    return f"{sum(numbers) / 2**20:.1f}" if numbers else ""
 
 
 def _type_rows(

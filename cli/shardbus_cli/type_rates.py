@@ -58,9 +58,9 @@ def _dropped(overview: Overview, name: str) -> int:
 def quantile(counts: Sequence[int], bounds: Sequence[float], part: float) -> str:
     """Return the bound that this part of the counted values do not exceed, as text; empty without a
     value."""
-    wanted, below = part * sum(counts), 0
+    rank, below = part * sum(counts), 0
     for count, bound in zip(counts, bounds, strict=False):
         below += count
-        if count and below >= wanted:
+        if count and below >= rank:
             return f"{1000 * bound:g} ms" if bound < 1 else f"{bound:g} s"
     return f"> {bounds[-1]:g} s" if bounds and sum(counts) else ""

@@ -30,17 +30,17 @@ def said(wrong: Any) -> tuple[str, CommandFailure]:
     text, hint = str(wrong.format_message()), f"see `{path} -h`"
     alike = getattr(wrong, "possibilities", None)
     if alike:
-        found = _ALIKE.fullmatch(str(wrong.message))  # some versions name them there, too
-        text = found["wrong"] if found else str(wrong.message)
+        match = _ALIKE.fullmatch(str(wrong.message))  # some versions name them there, too
+        text = match["wrong"] if match else str(wrong.message)
         hint = f"did you mean {' or '.join(sorted(alike))}?"
-    elif found := _ALIKE.fullmatch(text):
-        names = found["names"].replace("'", "").split(", ")
-        text, hint = found["wrong"], f"did you mean {' or '.join(names)}?"
-    elif found := _VALUE.fullmatch(text):
-        name = found["name"].replace("'", "")
-        text, mark, own = found["wrong"].partition("; ")
+    elif match := _ALIKE.fullmatch(text):
+        names = match["names"].replace("'", "").split(", ")
+        text, hint = match["wrong"], f"did you mean {' or '.join(names)}?"
+    elif match := _VALUE.fullmatch(text):
+        name = match["name"].replace("'", "")
+        text, mark, advice = match["wrong"].partition("; ")
         return path, CommandFailure(
-            f"{name}: {_begun(text)}", own if mark else hint, code=ExitCode.USAGE
+            f"{name}: {_begun(text)}", advice if mark else hint, code=ExitCode.USAGE
         )
     return path, CommandFailure(_begun(text), hint, code=ExitCode.USAGE)
 

@@ -53,7 +53,7 @@ def show(
         output.data(as_text(answer))
         return
     output.table(COLUMNS, answer["items"])
-    counts = ", ".join(f"{answer[one]} {one}" for one in PLACES)
+    counts = ", ".join(f"{answer[key]} {key}" for key in PLACES)
     output.note(
         f"{counts}; {answer['confirmed']} confirmed, {answer['dropped']} dropped;"
         f" {output.counted(answer['waiting_pulls'], 'worker waits', 'workers wait')},"
@@ -72,8 +72,8 @@ def retry(
 ) -> None:
     """Let workers try items again that were set aside."""
     place = (node, entity_type, entity_id)
-    found = [one["number"] for one in _aside(*place, numbers, timeout, secret)]
-    count = answer_of(*place, "retry", [found], timeout, secret) if found else 0
+    chosen = [row["number"] for row in _aside(*place, numbers, timeout, secret)]
+    count = answer_of(*place, "retry", [chosen], timeout, secret) if chosen else 0
     output.note(f"{output.counted(count, 'item')} ready again")
 
 
@@ -96,8 +96,8 @@ def drop(
         output.table(COLUMNS, items)
         output.note(f"{output.counted(len(items), 'item')} would be removed: repeat with --yes")
         return
-    found = [one["number"] for one in items]
-    count = answer_of(*place, "drop", [found], timeout, secret) if found else 0
+    chosen = [row["number"] for row in items]
+    count = answer_of(*place, "drop", [chosen], timeout, secret) if chosen else 0
     output.note(f"{output.counted(count, 'item')} removed")
 
 
@@ -124,7 +124,7 @@ def _aside(
     _check_queue(node, entity_type)
     values = [SHOWN_MAX, "aside"]
     answer = answer_of(node, entity_type, entity_id, "show", values, timeout, secret)
-    items = {one["number"]: one for one in answer["items"]}
+    items = {row["number"]: row for row in answer["items"]}
     missing = [number for number in numbers or () if number not in items]
     if missing:
         raise CommandFailure(

@@ -52,15 +52,15 @@ def load_of(node: Node) -> LoadReading:
     for region in regions:
         handled.add(region.times.handled)
         waited.add(region.times.waited)
-    buffered = sum(one.router.region.buffered[0] for one in regions if one.table is one)
+    buffered = sum(shell.router.region.buffered[0] for shell in regions if shell.table is shell)
     totals = (
-        sum(one.host.counts.accepted for one in regions),
-        sum(one.host.counts.failures for one in regions),
+        sum(shell.host.counts.accepted for shell in regions),
+        sum(shell.host.counts.failures for shell in regions),
         sum(count for _, _, count in drops_of(node)),
         node.endpoint.asks_timed_out,
         *_calls_of(node),
     )
-    entities = sum(one.host.entities for one in regions)
+    entities = sum(shell.host.entities for shell in regions)
     now = (vitals.mailbox + buffered, entities, vitals.busy, vitals.lag)
     return LoadReading(totals, handled, waited, now)
 
@@ -68,7 +68,7 @@ def load_of(node: Node) -> LoadReading:
 def _calls_of(node: Node) -> tuple[int, float]:
     """Return the calls of the store and their seconds."""
     durations = dict(node.states.durations).values()
-    return sum(one.count for one in durations), sum(one.sum for one in durations)
+    return sum(calls.count for calls in durations), sum(calls.sum for calls in durations)
 
 
 def drops_of(node: Node) -> Iterator[Drop]:

@@ -23,11 +23,11 @@ def build_versions() -> dict[str, str]:
     """Return each version by name. Read once for a process."""
     from shardbus.transport.zmq.sockets import libzmq_version
 
-    found = {"python": platform.python_version(), "system": platform.platform(terse=True)}
-    found["shardbus"] = VERSION
+    versions = {"python": platform.python_version(), "system": platform.platform(terse=True)}
+    versions["shardbus"] = VERSION
     for library in LIBRARIES:
         try:
-            found[library] = version(library)
+            versions[library] = version(library)
         except PackageNotFoundError:
             continue
-    return {**found, "libzmq": libzmq_version()}
+    return {**versions, "libzmq": libzmq_version()}

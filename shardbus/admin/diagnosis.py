@@ -301,7 +301,7 @@ def findings(picture: Picture) -> list[Finding]:
         *_members(picture),
         *_agreement(picture),
         *_store(picture),
-        *(found for kind in _types(picture) for found in _type(picture, kind)),
+        *(finding for kind in _types(picture) for finding in _type(picture, kind)),
     ]
 
 
@@ -339,9 +339,9 @@ def _membership(picture: Picture) -> Iterator[Finding]:
 def _readiness(picture: Picture) -> Iterator[Finding]:
     """Yield why the asked node is not ready, unless that is the beginning or the end of its
     membership, or another finding has it for all members."""
-    asked = str(picture.cluster.get("self", "the node"))
+    node = str(picture.cluster.get("self", "the node"))
     young = _age(picture.cluster, "status_for") < JOIN_S
-    is_member = any(member.get("node") == asked for member in picture.members)
+    is_member = any(member.get("node") == node for member in picture.members)
     status = picture.cluster.get("status")
     for name, check in picture.ready.items():
         detail = str(check.get("detail"))
@@ -349,7 +349,7 @@ def _readiness(picture: Picture) -> Iterator[Finding]:
         stops = bool(picture.cluster.get("stopping")) or status in ("leaving", "exiting")
         leaves = name == "membership" and stops
         if not check.get("ok") and not (normal or leaves or name.startswith("coordinator:")):
-            yield Finding("not-ready", asked, name, f"is not ready: {detail}")
+            yield Finding("not-ready", node, name, f"is not ready: {detail}")
 
 
 def _members(picture: Picture) -> Iterator[Finding]:
@@ -359,7 +359,7 @@ def _members(picture: Picture) -> Iterator[Finding]:
         changing = status not in ("up", "") and age < STATUS_S.get(status, 0.0)
         if not row.get("answered") and row["node"] not in unreachable and not changing:
             yield Finding("silent", MEMBERS, row["node"], "does not answer")
-    asked = picture.checkup.get("time", {})
+    clock = picture.checkup.get("time", {})
     for node, row in picture.answers.items():
         if row.get("lag", 0.0) > LATE_S and picture.status(node)[1] >= START_S:
             yield Finding("late", MEMBERS, node, f"has a loop that is {row['lag']:.1f} s late")
@@ -373,8 +373,8 @@ def _members(picture: Picture) -> Iterator[Finding]:
             what = f"could not use its store {ago:.0f} s ago: {because}"
             yield Finding("store-errors", MEMBERS, node, what)
         there = row.get("time")
-        if there is not None and asked:
-            off = max(asked["asked"] - there, there - asked["answered"])
+        if there is not None and clock:
+            off = max(clock["asked"] - there, there - clock["answered"])
             if off > CLOCK_S:
                 yield Finding("clock", MEMBERS, node, f"has a clock that is {off:.0f} s off")
 
@@ -382,9 +382,9 @@ def _members(picture: Picture) -> Iterator[Finding]:
 def _agreement(picture: Picture) -> Iterator[Finding]:
     answers = picture.answers
     for what, name in (("build", "shardbus"), ("version", "the application")):
-        known = Counter(row.get(what) for row in answers.values())
-        if len(known) > 1:
-            usual = known.most_common(1)[0][0]
+        builds = Counter(row.get(what) for row in answers.values())
+        if len(builds) > 1:
+            usual = builds.most_common(1)[0][0]
             for node, row in answers.items():
                 if row.get(what) != usual:
                     text = f"runs {name} {row.get(what)}, most run {usual}"
@@ -543,20 +543,20 @@ def _coordination(
 ) -> Iterator[Finding]:
     """Yield the faults of a type's coordinator. There are none before a member is up, and while
     members change to another coordinator."""
-    asked = str(picture.cluster.get("self", ""))
+    me = str(picture.cluster.get("self", ""))
     settled = {node: row for node, row in rows.items() if _is_settled(picture, node, row)}
-    known = {row.get("coordinator") for row in rows.values() if row.get("coordinator")}
+    coordinators = {row.get("coordinator") for row in rows.values() if row.get("coordinator")}
     disputed = {row.get("coordinator") for row in settled.values() if row.get("coordinator")}
-    lacks = not known and kind not in picture.cluster.get("coordinators", {})
+    lacks = not coordinators and kind not in picture.cluster.get("coordinators", {})
     if lacks and settled:
         yield Finding("no-coordinator", kind, "coordinator", "is missing")
     elif len(disputed) > 1:
         names = ", ".join(sorted(str(node) for node in disputed))
         yield Finding("coordinator-disputed", kind, "coordinator", f"is disputed: {names}")
     elif (
-        known
+        coordinators
         and not picture.shards.get(kind, {}).get("complete", True)
-        and (asked not in rows or asked in settled)
+        and (me not in rows or me in settled)
     ):
         yield Finding("coordinator-silent", kind, "coordinator", "does not answer")
 
@@ -625,8 +625,8 @@ def stored(kind: str, table: StoredTable | None, picture: Picture | None) -> Ite
     members = {member["node"] for member in picture.members} if picture is not None else set()
     rows = {row["shard"]: row for row in page.get("shards", ())} if page.get("complete") else {}
     for shard, (node, fence) in homes.items():
-        known = shard.isascii() and shard.isdigit() and count.isdigit() and int(shard) < int(count)
-        if function == "crc32" and not known:
+        inside = shard.isascii() and shard.isdigit() and count.isdigit() and int(shard) < int(count)
+        if function == "crc32" and not inside:
             yield Finding("stored-outside", kind, shard, f"is none of {table.layout}")
         if fences[fence] > 1:
             yield Finding("stored-fence-twice", kind, shard, f"has the fence {fence} of another")

@@ -94,13 +94,13 @@ class EntityWatch:
     def _look_at(self, task: EagerTask) -> None:
         frames = suspended_frames(task)
         codes = {frame.f_code for frame, _ in frames}
-        asked = task.call_chain.unanswered() if task.call_chain is not None else []
+        calls = task.call_chain.unanswered() if task.call_chain is not None else []
         if codes & _STORE_CODES:
             self.waits[STORE] += 1
         elif run_in_thread.__code__ in codes:
             self.waits[THREAD] += 1
-        elif asked:
-            name, entity_id = asked[0]
+        elif calls:
+            name, entity_id = calls[0]
             self.waits[f"{name} {entity_id!r:.100}"] += 1
         running = self._host.runner.running_handlers.running(task)
         tick = self._host.runner.tick
@@ -163,18 +163,18 @@ async def watch(node: Node, region: RegionShell, shard: str, id: str) -> EntityF
 
 
 def _recent(region: RegionShell, now: float) -> list[SampledMessage]:
-    return [one for one in region.times.recent if now - one.arrived <= RECENT_S]
+    return [sample for sample in region.times.recent if now - sample.arrived <= RECENT_S]
 
 
 def _handlers(region: RegionShell, entity_id: str, now: float) -> tuple[list[CallTimes], int]:
     """Return the times of the handlers of an entity, or of its type if the entity has no sample,
     and its number of samples."""
-    ended = [one for one in _recent(region, now) if one.took is not None]
-    own = [one for one in ended if one.entity_id == entity_id]
+    ended = [sample for sample in _recent(region, now) if sample.took is not None]
+    of_entity = [sample for sample in ended if sample.entity_id == entity_id]
     times: dict[str, list[tuple[float, int]]] = defaultdict(list)
-    for one in own or ended:
-        times[one.method or "receive"].append((one.took or 0.0, one.weight))
-    return [_times(method, rows) for method, rows in times.items()], len(own)
+    for sample in of_entity or ended:
+        times[sample.method or "receive"].append((sample.took or 0.0, sample.weight))
+    return [_times(method, rows) for method, rows in times.items()], len(of_entity)
 
 
 def _times(about: str, rows: Sequence[tuple[float, int]]) -> CallTimes:
@@ -185,10 +185,10 @@ def _times(about: str, rows: Sequence[tuple[float, int]]) -> CallTimes:
 def _p99(rows: Iterable[tuple[float, int]]) -> float:
     """Return the value that 99 of 100 messages do not exceed; 0 without any."""
     ordered = sorted(rows)
-    wanted, seen = 0.99 * sum(weight for _, weight in ordered), 0
+    rank, seen = 0.99 * sum(weight for _, weight in ordered), 0
     for value, weight in ordered:
         seen += weight
-        if seen >= wanted:
+        if seen >= rank:
             return value
     return 0.0
 
@@ -203,16 +203,16 @@ def _parts(
     """Return which part of the node's messages is for this shard, and which part of the shard's is
     for this entity, by the samples of a span that every type's samples reach back to."""
     regions = node.regions.values()
-    since = max(now - RECENT_S, *(one.times.reach_back_to for one in regions))
+    since = max(now - RECENT_S, *(shell.times.reach_back_to for shell in regions))
     total = of_shard = of_entity = 0
-    for one in regions:
-        for sample in one.times.recent:
+    for shell in regions:
+        for sample in shell.times.recent:
             if sample.arrived < since or not sample.shard:
                 continue
             total += sample.weight
-            if one.table is region.table and sample.shard == shard:
+            if shell.table is region.table and sample.shard == shard:
                 of_shard += sample.weight
-                if one is region and sample.entity_id == entity_id:
+                if shell is region and sample.entity_id == entity_id:
                     of_entity += sample.weight
     return (of_shard / total if total else 0.0), (of_entity / of_shard if of_shard else 0.0)
 

@@ -45,19 +45,19 @@ class Examination:
 
     async def examine(self, picture: Picture, losses: Losses) -> Json:
         """Return the answer of `/v1/findings`, by the pages and the answers to `losses`."""
-        found = await asyncio.to_thread(_judged, picture)  # many shards take some milliseconds
+        judged = await asyncio.to_thread(_judged, picture)  # many shards take some milliseconds
         now = self._now()
         before = self._since if now - self._at <= BREAK_S else {}
         self._at = now
-        self._since = {finding.key: before.get(finding.key, now) for finding in found}
+        self._since = {finding.key: before.get(finding.key, now) for finding in judged}
         return {
             "node": picture.cluster.get("self"),
             "cluster": picture.cluster.get("cluster"),
-            "healthy": not found,
+            "healthy": not judged,
             "members": len(picture.members),
             "types": len(picture.shards),
             "shards": sum(len(page.get("shards", ())) for page in picture.shards.values()),
-            "findings": grouped(found, ADVICE, self._is_confirmed),
+            "findings": grouped(judged, ADVICE, self._is_confirmed),
             "lost": lost_nodes(losses),
             "failures": failures(picture),
         }
@@ -67,32 +67,32 @@ class Examination:
 
 
 def _judged(picture: Picture) -> list[Finding]:
-    found = dict.fromkeys((*findings(picture), *warning_signs(picture)))
-    return sorted(found, key=lambda finding: ORDER[finding.level])
+    unique = dict.fromkeys((*findings(picture), *warning_signs(picture)))
+    return sorted(unique, key=lambda finding: ORDER[finding.level])
 
 
 def grouped(
-    found: Iterable[Finding],
+    judged: Iterable[Finding],
     advice: Mapping[str, str] = ADVICE,
     is_confirmed: Callable[[Finding], bool] = lambda finding: True,
 ) -> list[dict[str, Any]]:
     """Return the findings, with those that differ only in their subject as one."""
     groups: dict[tuple[str, str, str, bool], dict[str, Any]] = {}
-    for one in found:
-        confirmed = is_confirmed(one)
+    for finding in judged:
+        confirmed = is_confirmed(finding)
         group = groups.setdefault(
-            (one.check, one.of, one.what, confirmed),
+            (finding.check, finding.of, finding.what, confirmed),
             {
-                "check": one.check,
-                "level": one.level,
-                "of": one.of,
+                "check": finding.check,
+                "level": finding.level,
+                "of": finding.of,
                 "subjects": [],
-                "what": one.what,
-                "advice": advice.get(one.check, ""),
+                "what": finding.what,
+                "advice": advice.get(finding.check, ""),
                 "confirmed": confirmed,
             },
         )
-        group["subjects"].append(one.subject)
+        group["subjects"].append(finding.subject)
     return list(groups.values())
 
 

@@ -202,7 +202,7 @@ class ClusterHour:
         """Replace these sums by another node's. `now`: the time of this loop in steps."""
         shift, places = round(now - saved.now), _places(saved.names)
         self._nodes = {
-            NodeId.parse(one.node): one._replace(offset=one.offset + shift) for one in saved.nodes
+            NodeId.parse(row.node): row._replace(offset=row.offset + shift) for row in saved.nodes
         }
         self._steps = {}
         for step, count, *sums in saved.rows:

@@ -346,9 +346,9 @@ def _gauge(declared: MetricDeclaration) -> GaugeMetricFamily:
 
 
 def _histogram(
-    declared: MetricDeclaration, found: Mapping[tuple[str, ...], Histogram]
+    declared: MetricDeclaration, histograms: Mapping[tuple[str, ...], Histogram]
 ) -> HistogramMetricFamily:
     family = HistogramMetricFamily(PREFIX + declared.name, _help(declared), labels=declared.labels)
-    for labels, histogram in found.items():
+    for labels, histogram in histograms.items():
         family.add_metric(list(labels), histogram.cumulative(), histogram.sum)
     return family

@@ -17,8 +17,8 @@ BEHIND_INTERVALS, BEHIND_S = 5, 60.0
 
 def replica_row(node: Node) -> dict[str, object] | None:
     """Return the facts of this node's replica, None if it has none."""
-    own = str(own_replica(node.settings))
-    return next((row for row in replicas_of(node.store) if row["address"] == own), None)
+    address = str(own_replica(node.settings))
+    return next((row for row in replicas_of(node.store) if row["address"] == address), None)
 
 
 def own_repairs(node: Node) -> dict[str, float]:

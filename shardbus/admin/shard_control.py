@@ -110,8 +110,8 @@ class ShardControl:
 
     async def places(self, name: str) -> dict[str, Address]:
         """The places that were set for shards of a type."""
-        found = await self.ask(name, "places")
-        return {shard: Address.parse(place) for shard, place in found["places"].items()}
+        answer = await self.ask(name, "places")
+        return {shard: Address.parse(place) for shard, place in answer["places"].items()}
 
     async def place(self, name: str, changes: Mapping[str, Address | None]) -> dict[str, Address]:
         """Set the places of shards; None takes a place away. The places are stored when this
@@ -123,9 +123,9 @@ class ShardControl:
             StoreUnavailable: either the old or the new places are stored.
         """
         self._check_shards(name, changes)
-        wanted = {shard: str(place) if place else "" for shard, place in changes.items()}
-        found = await self.ask(name, "place", wanted)
-        return {shard: Address.parse(place) for shard, place in found["places"].items()}
+        addresses = {shard: str(place) if place else "" for shard, place in changes.items()}
+        answer = await self.ask(name, "place", addresses)
+        return {shard: Address.parse(place) for shard, place in answer["places"].items()}
 
     def _check_shards(self, name: str, shards: Collection[str]) -> None:
         region = region_of(self._regions, name)

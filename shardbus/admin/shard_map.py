@@ -47,8 +47,8 @@ class ShardMaps:
         self._maps: dict[str, DrawnMap] = {}
         self._drawn = 0
 
-    def of(self, name: str, coordinator: Coordinator, known: str, now: float) -> Columns:
-        """Return the map, without columns if its version is `known`."""
+    def of(self, name: str, coordinator: Coordinator, client_version: str, now: float) -> Columns:
+        """Return the map, without columns if its version is `client_version`."""
         table, states = coordinator.table, coordinator.unsettled()
         last = self._maps.get(name)
         if last is None or last.table is not table or last.states != states:
@@ -58,7 +58,7 @@ class ShardMaps:
             last = DrawnMap(table, states, version, columns_of(rows, states))
             self._maps[name] = last
         head = {"epoch": coordinator.epoch, "version": last.version}
-        if last.version == known:
+        if last.version == client_version:
             return head
         changes = [
             [shard, now - c.at, _text(c.source), _text(c.target), c.why, c.seconds]

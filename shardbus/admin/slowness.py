@@ -179,11 +179,11 @@ class Cause(msgspec.Struct, frozen=True):
 def causes(place: EntityPlace, figures: EntityFigures | None) -> list[Cause]:
     """Return why messages of an entity take long, the likeliest cause first; empty if no figure
     shows slowness. `figures`: None if its home has given none."""
-    found = [*_at_sender(place)]
+    reasons = [*_at_sender(place)]
     if figures is not None:
-        found += _at_home(place, figures)
-    found.sort(key=lambda one: (one.seconds is not None, -(one.seconds or 0.0)))
-    return found
+        reasons += _at_home(place, figures)
+    reasons.sort(key=lambda cause: (cause.seconds is not None, -(cause.seconds or 0.0)))
+    return reasons
 
 
 def span(seconds: float) -> str:
@@ -283,7 +283,7 @@ def _at_home(place: EntityPlace, seen: EntityFigures) -> Iterator[Cause]:
     yield from stuck
     yield from _store(seen)
     if not stuck:
-        yield from _asked(seen)
+        yield from _awaited(seen)
         yield from _handler(seen)
     yield from _loop(place, seen)
 
@@ -344,7 +344,7 @@ def _waiting(seen: EntityFigures) -> str:
 
 def _store(seen: EntityFigures) -> Iterator[Cause]:
     store = seen.store
-    calls = max(store.saves, store.loads, key=lambda one: one.mean)
+    calls = max(store.saves, store.loads, key=lambda times: times.mean)
     waits = seen.part_of(STORE)
     late = seen.running_for if waits >= HOT_PART and not seen.moved else 0.0
     late = max(late, store.save_under_way if calls.count or waits else 0.0)
@@ -372,7 +372,7 @@ def _store(seen: EntityFigures) -> Iterator[Cause]:
     )
 
 
-def _asked(seen: EntityFigures) -> Iterator[Cause]:
+def _awaited(seen: EntityFigures) -> Iterator[Cause]:
     """Another entity whose answer the handler waits for."""
     slowest = _slowest(seen)
     for what, times in seen.waits.items():
@@ -389,18 +389,18 @@ def _asked(seen: EntityFigures) -> Iterator[Cause]:
 
 def _slowest(seen: EntityFigures) -> CallTimes:
     """Return the handler to which most time goes."""
-    return max(seen.handlers, key=lambda one: one.mean * one.count, default=CallTimes())
+    return max(seen.handlers, key=lambda handler: handler.mean * handler.count, default=CallTimes())
 
 
 def _handler(seen: EntityFigures) -> Iterator[Cause]:
     slowest = _slowest(seen)
     elsewhere = sum(times for what, times in seen.waits.items() if what != THREAD)
-    own = 1.0 - min(1.0, elsewhere / seen.busy) if seen.busy else 1.0
+    share = 1.0 - min(1.0, elsewhere / seen.busy) if seen.busy else 1.0
     if not seen.busy and slowest.mean:  # it rests now: the store's own figures have its time
-        own = max(0.0, 1.0 - (seen.store.saves.mean + seen.store.loads.mean) / slowest.mean)
+        share = max(0.0, 1.0 - (seen.store.saves.mean + seen.store.loads.mean) / slowest.mean)
     ahead = seen.ahead if seen.sampled or seen.busy else 1
-    seconds = slowest.mean * ahead * own
-    if own < HOT_PART or (seconds < SLOW_S and slowest.p99 * own < SLOW_S):
+    seconds = slowest.mean * ahead * share
+    if share < HOT_PART or (seconds < SLOW_S and slowest.p99 * share < SLOW_S):
         return
     whose = "its handler" if seen.sampled else "in other entities of its type the handler"
     text = f"{whose} `{slowest.about}` takes {span(slowest.p99)} (p99), {_waiting(seen)}"
@@ -408,7 +408,7 @@ def _handler(seen: EntityFigures) -> Iterator[Cause]:
         text += f"; it was at {seen.stack[0]}"
     yield Cause(
         "slow_handler",
-        max(seconds, slowest.p99 * own),
+        max(seconds, slowest.p99 * share),
         text,
         "make it shorter: give what it awaits a timeout, run blocking work with "
         "@handler(thread=True), or divide its work among entities",

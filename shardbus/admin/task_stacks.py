@@ -85,7 +85,7 @@ class Places:
     """Writes places of code as text: the file as Python finds it, the line, and the function."""
 
     def __init__(self, path: Iterable[str]) -> None:
-        folders = {str(Path(one or ".").resolve()) for one in path}
+        folders = {str(Path(folder or ".").resolve()) for folder in path}
         self._folders = sorted(folders, key=len, reverse=True)
 
     def text(self, code: CodeType, line: int) -> str:
@@ -129,10 +129,10 @@ async def task_stacks(loop: asyncio.AbstractEventLoop, regions: Iterable[RegionS
             await asyncio.sleep(0)
     places = Places(sys.path)
     rows = groups.rows(places)
-    found = sum(groups.counts.values())
+    grouped = sum(groups.counts.values())
     return {
         "tasks": len(every),
-        "left_out": max(0, len(every) - TASKS_MAX) + found - sum(map(_count, rows)),
+        "left_out": max(0, len(every) - TASKS_MAX) + grouped - sum(map(_count, rows)),
         "groups": rows,
         "threads": _threads(places),
     }
@@ -161,8 +161,8 @@ def _handlers(regions: Iterable[RegionShell]) -> Iterator[tuple[Any, str]]:
 def _threads(places: Places) -> list[Json]:
     """Return the name and the stack of each thread but the asking one, innermost last."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    own = threading.get_ident()
-    others = [(one, frame) for one, frame in sys._current_frames().items() if one != own]
+    me = threading.get_ident()
+    others = [(thread, frame) for thread, frame in sys._current_frames().items() if thread != me]
     rows: list[Json] = []
     for ident, frame in others[:THREADS_MAX]:
         stack = stack_of(list(walk_stack(frame))[::-1])

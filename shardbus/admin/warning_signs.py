@@ -81,10 +81,10 @@ def warning_signs(picture: diagnosis.Picture) -> list[diagnosis.Finding]:
         *_slow(picture),
         *_dropped(picture),
         *_outboxes(picture),
-        *(found for kind in types for found in _failing(picture, kind)),
-        *(found for kind in types for found in _poison(picture, kind)),
-        *(found for kind in types for found in _backlog(picture, kind)),
-        *(found for kind in types for found in _hot(picture, kind)),
+        *(finding for kind in types for finding in _failing(picture, kind)),
+        *(finding for kind in types for finding in _poison(picture, kind)),
+        *(finding for kind in types for finding in _backlog(picture, kind)),
+        *(finding for kind in types for finding in _hot(picture, kind)),
     ]
 
 
@@ -177,9 +177,9 @@ def _protocols(picture: diagnosis.Picture) -> Iterator[diagnosis.Finding]:
             what = f"speaks protocols {oldest} to {newest}, most speak {low} to {high}"
             yield diagnosis.Finding("protocol", diagnosis.MEMBERS, node, what)
     features = {node: set(picture.answers[node].get("features") or ()) for node in spoken}
-    known = set().union(*features.values())
+    all_features = set().union(*features.values())
     for node, has in features.items():
-        if lacks := ", ".join(sorted(known - has)):
+        if lacks := ", ".join(sorted(all_features - has)):
             yield diagnosis.Finding(
                 "protocol", diagnosis.MEMBERS, node, f"lacks what others speak: {lacks}"
             )

@@ -71,9 +71,9 @@ _VALUES: Key = (permissions.QUESTION_TYPE, permissions.VALUES)
 SEND_BUFFER_MIN = 16 * 1024 * 1024
 
 
-def path_of(given: str | os.PathLike[str] | None, variable: str) -> str:
+def path_of(path: str | os.PathLike[str] | None, variable: str) -> str:
     """Return a file of keys: the given one, or the environment's. Empty is none."""
-    return os.environ.get(variable, "") if given is None else os.fspath(given)
+    return os.environ.get(variable, "") if path is None else os.fspath(path)
 
 
 class AsyncClient(Towards, OfOneProcess):
@@ -249,19 +249,19 @@ class AsyncClient(Towards, OfOneProcess):
         """
         router = self.routers.get(kind) or self._regions.of_class(kind).sender
         declared: Any = kind
-        found: Any
+        ref: Any
         try:
             interface = declared.__shardbus_interface__
         except AttributeError:
             interface = None
-        found = Ref(router, entity_id, self.timeout_ms, interface)
-        return found  # type: ignore[no-any-return]
+        ref = Ref(router, entity_id, self.timeout_ms, interface)
+        return ref  # type: ignore[no-any-return]
 
     def region(self, kind: type) -> Region:
         """Return the type's region, which finds the entity of a message by the class's
         `extract_entity_id`. Raises as `ref`."""
-        known = self._regions.of_class(kind)
-        return Region(known.interface, lambda: known, self.timeout_ms)
+        region = self._regions.of_class(kind)
+        return Region(region.interface, lambda: region, self.timeout_ms)
 
     @awaited
     def tell(

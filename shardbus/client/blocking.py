@@ -360,15 +360,15 @@ class Client(BlockingTowards, OfOneProcess):
         ids = self._client.stored(kind, prefix=prefix, shard=shard)
 
         async def some() -> list[str]:
-            found: list[str] = []
+            page: list[str] = []
             async for entity_id in ids:
-                found.append(entity_id)
-                if len(found) == PAGE:
+                page.append(entity_id)
+                if len(page) == PAGE:
                     break
-            return found
+            return page
 
-        while found := self._run(some):
-            yield from found
+        while page := self._run(some):
+            yield from page
 
     def for_each(
         self,
@@ -507,8 +507,8 @@ class BlockingQueue(OfOneProcess, Generic[T]):
 
     def put_many(self, values: Iterable[T], *, timeout: float = TIMEOUT_S) -> None:
         """Put values, in this order. Raises as `ClientQueue.put_many`."""
-        given = list(values)
-        self._run(lambda: self._queue.put_many(given, timeout=timeout))
+        batch = list(values)
+        self._run(lambda: self._queue.put_many(batch, timeout=timeout))
 
     def work(
         self, *, most: int = 1, patience: float = PATIENCE_S

@@ -133,8 +133,8 @@ class Contact:
             if session.link.open and session.tag not in self.leaving:
                 return [session.tag.address]
         leaving = {node.address for node in self.leaving}
-        leaving |= {one for one in candidates if self._endpoint.node_at(one) in self.leaving}
-        return [one for one in candidates if one not in leaving] or candidates
+        leaving |= {place for place in candidates if self._endpoint.node_at(place) in self.leaving}
+        return [place for place in candidates if place not in leaving] or candidates
 
     async def _opens(self, address: Address) -> Session | None:
         """Return an open session to the address; None if there is none after a while. Where the

@@ -213,8 +213,8 @@ class ClientRegions:
     def find(self, kind: str | type) -> LoopSender | None:
         """Return the sender to a type, None if it is named by a string and not known yet."""
         if isinstance(kind, str):
-            known = self._by_name.get(kind)
-            return known.sender if known is not None else None
+            region = self._by_name.get(kind)
+            return region.sender if region is not None else None
         return self.of_class(kind).sender
 
     async def learn(self, kind: str | type, timeout: float) -> LoopSender:
@@ -224,9 +224,9 @@ class ClientRegions:
             UnknownEntityType: the cluster has no such type. AskTimeout: no answer in time.
             LocalProtocolError: the client is closed.
         """
-        known = self.find(kind)
-        if known is not None:
-            return known
+        sender = self.find(kind)
+        if sender is not None:
+            return sender
         assert isinstance(kind, str)
         if self._closed:
             raise LocalProtocolError(CLOSED)
@@ -423,12 +423,12 @@ class ClientRegions:
         for name, region in self._by_name.items():
             if not region.has_table:
                 continue
-            own = by_table.get(name, [])
+            messages = by_table.get(name, [])
             if session.peer_ended:
-                region.router.gone(session.tag, own)
+                region.router.gone(session.tag, messages)
             else:
                 region.router.reconnect(session)
-                region.router.resend(own)
+                region.router.resend(messages)
         self._leave_guide(session.tag)
 
     def resend(self, unsent: list[Unsent]) -> None:
@@ -519,8 +519,8 @@ class ClientRegions:
 
 def _unknown(name: str, info: TypeInfo) -> UnknownEntityType:
     if info.elsewhere:
-        asked = ", ".join(str(node.address) for node in info.elsewhere)
-        return UnknownEntityType(f"no member that seems to have {name!r} describes it: {asked}")
+        nodes = ", ".join(str(node.address) for node in info.elsewhere)
+        return UnknownEntityType(f"no member that seems to have {name!r} describes it: {nodes}")
     hint = f"did you mean {info.similar!r}?" if info.similar else ""
     return UnknownEntityType(f"the cluster has no entity type {name!r}", hint=hint)
 

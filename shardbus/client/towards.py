@@ -145,7 +145,7 @@ class Towards:
     def _deliver(
         self, kind: str | type, entity_id: str, message: object, args: tuple[Any, ...]
     ) -> Awaitable[None]:
-        sender = self._known(kind)
+        sender = self._sender(kind)
         if sender is None:
             return asyncio.ensure_future(self._deliver_to_unknown(kind, entity_id, message, args))
         key, payload = pack(sender, message, args)
@@ -162,11 +162,11 @@ class Towards:
         """Send now; or if this is not the loop's thread, when the loop awaits the result."""
         return Sent(send() if self._regions.in_loop else OnceAwaited(send))
 
-    def _known(self, kind: str | type) -> LoopSender | None:
+    def _sender(self, kind: str | type) -> LoopSender | None:
         """Return the sender to a type; None if it is not known yet."""
         sender = self.routers.get(kind)
-        if sender is None and (known := self._regions.find(kind)) is not None:
-            sender = self._by_choice(kind, known)
+        if sender is None and (inner := self._regions.find(kind)) is not None:
+            sender = self._by_choice(kind, inner)
         return sender
 
     def _by_choice(self, kind: str | type, sender: LoopSender) -> LoopSender:
@@ -176,9 +176,9 @@ class Towards:
 
     def _to(self, kind: str | type) -> Messages:
         """Return an object that takes messages for a type, known or not."""
-        known = self._known(kind)
-        if known is not None:
-            return known
+        sender = self._sender(kind)
+        if sender is not None:
+            return sender
         assert isinstance(kind, str)
         return HeldMessages(self._regions.hold, kind, self._choice, self.timeout_ms)
 
@@ -202,7 +202,7 @@ class Towards:
     def _tell_many(self, kind: str | type, messages: Iterable[Row]) -> Any:
         """Send while there is room. Returns an awaitable: an empty one, or the task that sends the
         rest."""
-        rows, sender = iter(messages), self._known(kind)
+        rows, sender = iter(messages), self._sender(kind)
         if sender is None:
             return self._hold_many(kind, rows)
         send, done, sent = sender.send, sender.done, False

@@ -194,17 +194,17 @@ class SharedRequests:
         seconds = milliseconds(timeout) / 1000
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout
-        own = [_Entry(body, number, loop.create_future(), until) for body, number in entries]
-        self._waiting.extend(own)
-        if own and not self._sending:
+        queued = [_Entry(body, number, loop.create_future(), until) for body, number in entries]
+        self._waiting.extend(queued)
+        if queued and not self._sending:
             self._sending, self.is_short_of_room, self.trouble = True, False, None
             self._tasks.spawn(self._run())
         try:
             async with asyncio.timeout(seconds):
-                for entry in own:
+                for entry in queued:
                     await entry.outcome
         finally:
-            for entry in own:
+            for entry in queued:
                 if not entry.outcome.done():
                     entry.outcome.cancel()
                 elif not entry.outcome.cancelled():
@@ -427,7 +427,7 @@ class ClientQueue(OfOneProcess, Generic[T]):
         if at_once < 1 or most < 1:
             raise ValueError(f"at_once={at_once}, most={most}: each is at least 1")
 
-        async def one() -> None:
+        async def worker() -> None:
             async for work in self.work(most=most):
                 try:
                     async with work:
@@ -438,7 +438,7 @@ class ClientQueue(OfOneProcess, Generic[T]):
 
         try:
             async with asyncio.TaskGroup() as group:
-                _ = [group.create_task(one()) for _ in range(at_once)]
+                _ = [group.create_task(worker()) for _ in range(at_once)]
         except BaseExceptionGroup as failed:  # of the errors of `work` alone
             raise failed.exceptions[0] from None
 

@@ -57,11 +57,11 @@ def load(layers: Sequence[Layer] = ()) -> Settings:
 
 def origins(layers: Sequence[Layer]) -> dict[str, str]:
     """Return the winning origin of each dotted key that a layer sets. Other keys have defaults."""
-    found: dict[str, str] = {}
+    origin_of: dict[str, str] = {}
     for origin, values in layers:
         for key in _leaves(Settings, values, ""):
-            found[key] = origin
-    return found
+            origin_of[key] = origin
+    return origin_of
 
 
 def options(section: type = Settings, prefix: str = "") -> Iterator[tuple[str, Option]]:
@@ -94,9 +94,7 @@ def from_environment(environ: Mapping[str, str]) -> list[Layer]:
         ):
             if is_service_link(variable, environ):
                 continue
-            likely = closest(
-                variable, sorted(known.lower() for known in (*names, *CLIENT_VARIABLES))
-            )
+            likely = closest(variable, sorted(name.lower() for name in (*names, *CLIENT_VARIABLES)))
             raise unknown("variable", variable, likely.upper(), "environment")
         layers.append((f"{ENVIRONMENT}{variable}", nested_at(key, environ[variable])))
     return layers
@@ -110,26 +108,26 @@ def for_types(layers: Sequence[Layer], types: Iterable[str]) -> list[Layer]:
         ConfigError: a layer has settings for an unknown type, or for one of several types that a
             variable cannot distinguish.
     """
-    known = list(types)
-    return [(origin, _renamed(origin, values, known)) for origin, values in layers]
+    kinds = list(types)
+    return [(origin, _renamed(origin, values, kinds)) for origin, values in layers]
 
 
-def _renamed(origin: str, values: Mapping[str, object], known: list[str]) -> Mapping[str, object]:
+def _renamed(origin: str, values: Mapping[str, object], kinds: list[str]) -> Mapping[str, object]:
     sharding = values.get("sharding")
-    own = sharding.get("types") if isinstance(sharding, Mapping) else None
-    if not isinstance(sharding, Mapping) or not isinstance(own, Mapping):
+    by_type = sharding.get("types") if isinstance(sharding, Mapping) else None
+    if not isinstance(sharding, Mapping) or not isinstance(by_type, Mapping):
         return values
-    named = {_type_meant(name, known, origin): overrides for name, overrides in own.items()}
+    named = {_type_meant(name, kinds, origin): overrides for name, overrides in by_type.items()}
     return {**values, "sharding": {**sharding, "types": named}}
 
 
-def _type_meant(name: str, known: list[str], origin: str) -> str:
-    alike = [kind for kind in known if kind.lower() == name]
-    if name in known or not alike or not origin.startswith(ENVIRONMENT):
-        if name in known:
+def _type_meant(name: str, kinds: list[str], origin: str) -> str:
+    alike = [kind for kind in kinds if kind.lower() == name]
+    if name in kinds or not alike or not origin.startswith(ENVIRONMENT):
+        if name in kinds:
             return name
-        near = next(iter(alike), "") or closest(name, known)
-        hint = f"did you mean {near}?" if near else f"there are {', '.join(sorted(known))}"
+        near = next(iter(alike), "") or closest(name, kinds)
+        hint = f"did you mean {near}?" if near else f"there are {', '.join(sorted(kinds))}"
         raise ConfigError(f"sharding.types: there is no entity type {name!r} ({origin})", hint=hint)
     if len(alike) > 1:
         raise ConfigError(
@@ -174,7 +172,7 @@ def nested_at(key: str, value: object) -> dict[str, object]:
 
 def _section(section: type[S], layers: Sequence[Layer], prefix: str) -> S:
     """Return one section with the values of the layers."""
-    known = {declared.name: declared for declared in fields(cast("Any", section))}
+    declarations = {declared.name: declared for declared in fields(cast("Any", section))}
     chosen: dict[str, Any] = {}
     below: dict[str, list[Layer]] = {}
     for origin, values in layers:
@@ -184,9 +182,9 @@ def _section(section: type[S], layers: Sequence[Layer], prefix: str) -> S:
             )
         for name, value in values.items():
             key = f"{prefix}{name}"
-            if name not in known:
+            if name not in declarations:
                 raise unknown("setting", key, _likely(section, name, prefix), origin)
-            if option_of(known[name]) is None:
+            if option_of(declarations[name]) is None:
                 below.setdefault(name, []).append((origin, cast("Mapping[str, object]", value)))
                 continue
             parsed = read(section, name, value, key, origin)
@@ -194,7 +192,7 @@ def _section(section: type[S], layers: Sequence[Layer], prefix: str) -> S:
                 {**chosen.get(name, {}), **parsed} if isinstance(parsed, dict) else parsed
             )
     for name, inner in below.items():
-        nested = _nested(known[name].default_factory)
+        nested = _nested(declarations[name].default_factory)
         chosen[name] = (
             _section(nested, inner, f"{prefix}{name}.")
             if nested
@@ -205,7 +203,7 @@ def _section(section: type[S], layers: Sequence[Layer], prefix: str) -> S:
 
 def _types(layers: Sequence[Layer], prefix: str) -> dict[str, dict[str, object]]:
     """Return the overrides per entity type."""
-    found: dict[str, dict[str, object]] = {}
+    by_type: dict[str, dict[str, object]] = {}
     for origin, values in layers:
         if not isinstance(values, Mapping):
             raise ConfigError(
@@ -219,10 +217,10 @@ def _types(layers: Sequence[Layer], prefix: str) -> dict[str, dict[str, object]]
                     f"{prefix}{name} ({origin}) is a section, not a value",
                     hint=f"write {prefix}{name}.KEY",
                 )
-            own = found.setdefault(name, {})
+            settings = by_type.setdefault(name, {})
             for key, value in overrides.items():
-                own[key] = read(ShardingSettings, key, value, f"{prefix}{name}.{key}", origin)
-    return found
+                settings[key] = read(ShardingSettings, key, value, f"{prefix}{name}.{key}", origin)
+    return by_type
 
 
 def _likely(section: type, name: str, prefix: str) -> str:
@@ -244,7 +242,7 @@ def _leaves(section: type, values: Mapping[str, object], prefix: str) -> Iterato
             yield from _leaves(inner, value, f"{prefix}{name}.")
         elif name in nested and isinstance(value, Mapping):
             yield from (
-                f"{prefix}{name}.{kind}.{key}" for kind, own in value.items() for key in own
+                f"{prefix}{name}.{kind}.{key}" for kind, keys in value.items() for key in keys
             )
         else:
             yield f"{prefix}{name}"

@@ -121,8 +121,8 @@ def counts(meaning: str) -> Any:
 
 def option_of(declared: Field[Any]) -> Option | None:
     """Return the declaration of a setting, None for a nested section."""
-    found = declared.metadata.get("option")
-    return found if isinstance(found, Option) else None
+    option = declared.metadata.get("option")
+    return option if isinstance(option, Option) else None
 
 
 def parse(option: Option, value: object) -> Any:
@@ -156,10 +156,10 @@ def read(section: type, name: str, value: object, key: str, origin: str) -> Any:
     Raises:
         ConfigError: the section has no such setting, or the value is invalid.
     """
-    known = {f.name: option for f in fields(section) if (option := option_of(f))}
-    option = known.get(name)
+    options = {f.name: option for f in fields(section) if (option := option_of(f))}
+    option = options.get(name)
     if option is None:
-        raise unknown("setting", key, closest(name, known), origin)
+        raise unknown("setting", key, closest(name, options), origin)
     try:
         return parse(option, value)
     except ConfigError as wrong:
@@ -173,9 +173,9 @@ def unknown(what: str, key: str, nearest: str, origin: str) -> ConfigError:
     return ConfigError(f"unknown {what} {key!r} ({origin})"[:300], hint=hint)
 
 
-def closest(name: str, known: Iterable[str]) -> str:
-    """Return the known name closest to `name`, empty if none is close."""
-    return next(iter(get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)), "")
+def closest(name: str, choices: Iterable[str]) -> str:
+    """Return the choice closest to `name`, empty if none is close."""
+    return next(iter(get_close_matches(name.lower(), list(choices), n=1, cutoff=0.6)), "")
 
 
 def shown(option: Option, value: object) -> str:
@@ -211,9 +211,9 @@ def _measure(value: object, units: Mapping[str, float]) -> float | None:
     """Return the finite number that `value` is or spells, times its unit; None if it is none."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value if abs(value) < 2**63 else None
-    if not isinstance(value, str) or not (found := _MEASURE.fullmatch(value[:64])):
+    if not isinstance(value, str) or not (match := _MEASURE.fullmatch(value[:64])):
         return None
-    amount, unit = found.groups()
+    amount, unit = match.groups()
     factor = units.get(unit.lower()) if unit else 1
     if factor is None:
         return None
@@ -270,16 +270,16 @@ def _number(option: Option, value: object) -> float:
 
 
 def _flag(option: Option, value: object) -> bool:
-    known = (
+    is_on = (
         value
         if isinstance(value, bool)
         else _FLAGS.get(value.lower())
         if isinstance(value, str)
         else None
     )
-    if known is None:
+    if is_on is None:
         raise ConfigError("not true or false")
-    return known
+    return is_on
 
 
 def _text(option: Option, value: object) -> str:

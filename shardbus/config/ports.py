@@ -15,10 +15,10 @@ FLAGS = {"node.port": "--port", "node.gossip_port": "--gossip-port", "http.port"
 
 def clash(ports: Iterable[tuple[str, int]]) -> tuple[str, str] | None:
     """Return the first two names of one port; None if there are none. 0 is any free port."""
-    known: dict[int, str] = {}
+    name_of: dict[int, str] = {}
     for name, port in ports:
-        if port and known.setdefault(port, name) != name:
-            return known[port], name
+        if port and name_of.setdefault(port, name) != name:
+            return name_of[port], name
     return None
 
 

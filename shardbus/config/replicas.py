@@ -83,7 +83,7 @@ def replica_plan(settings: Settings, workers: int = 1) -> ReplicaPlan:
     node, store = settings.node, settings.store
     is_in_memory(store.url)
     port = store.port or node.port + PORTS_EACH * workers
-    own = Address.advertised(node.advertise or node.host, node.port)
+    this_node = Address.advertised(node.advertise or node.host, node.port)
     apart = port - node.port
     named = replicas_of(store.url)
     seeds = parse_seeds(node.seeds)
@@ -92,7 +92,7 @@ def replica_plan(settings: Settings, workers: int = 1) -> ReplicaPlan:
             "store.url is cluster://, and node.seeds has names to look up",
             hint="name the replicas, as in cluster://10.0.0.1:7357,10.0.0.2:7357,10.0.0.3:7357",
         )
-    nodes = seeds.addresses or (own,)
+    nodes = seeds.addresses or (this_node,)
     peers = named or tuple(_moved(address, apart) for address in nodes)
     peers = tuple(sorted(set(peers)))
     if len(peers) < store.replicas:
@@ -101,7 +101,7 @@ def replica_plan(settings: Settings, workers: int = 1) -> ReplicaPlan:
             f"store.replicas is {store.replicas}, and {names} names {len(peers)}",
             hint="name each of them, or set store.replicas; one replica tolerates no failure",
         )
-    me = _moved(own, apart)
+    me = _moved(this_node, apart)
     _, mark, query = store.url.partition("?")
     return ReplicaPlan(peers, me if me in peers else None, port, mark + query)
 
@@ -111,8 +111,8 @@ def own_replica(settings: Settings) -> Address | None:
     node, store = settings.node, settings.store
     if not is_replicated(store.url) or not store.port:
         return None
-    own = Address.advertised(node.advertise or node.host, node.port)
-    me = Address(own.host, own.port + store.port - node.port)
+    this_node = Address.advertised(node.advertise or node.host, node.port)
+    me = Address(this_node.host, this_node.port + store.port - node.port)
     return me if me in replicas_of(store.url) else None
 
 

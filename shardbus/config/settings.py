@@ -469,10 +469,10 @@ class ShardingSettings:
                 for this type although its entities are remembered.
         """
         place = f"the declaration of {name!r}"
-        own = {
+        checked = {
             key: read(ShardingSettings, key, value, key, place) for key, value in declared.items()
         }
-        overrides: dict[str, Any] = {**own, **self.types.get(name, {})}
+        overrides: dict[str, Any] = {**checked, **self.types.get(name, {})}
         chosen = replace(self, **{**overrides, "types": {}})
         if chosen.remember and chosen.active_entity_limit:
             if "active_entity_limit" in overrides:

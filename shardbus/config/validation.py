@@ -130,8 +130,8 @@ def _check_advertised(node: NodeSettings, gossip_port: int) -> None:
         )
     host = "node.advertise" if node.advertise else "node.host"
     messages = _advertised(host, node.advertise or node.host, node.port)
-    own = node.advertise_gossip or messages.host
-    if messages == _advertised("node.advertise_gossip", own, gossip_port):
+    gossip_host = node.advertise_gossip or messages.host
+    if messages == _advertised("node.advertise_gossip", gossip_host, gossip_port):
         raise ConfigError(
             f"messages and gossip are both advertised at {messages}",
             hint="set node.advertise (--advertise) or node.advertise_gossip (--advertise-gossip)"
@@ -289,8 +289,8 @@ def check_exposure(settings: Settings) -> None:
             hint="make a secret with `shardbus keys new` and name its file in security.secret, "
             "or set security.insecure = true if you trust that network",
         )
-    own = settings.http
-    tokens = own.token or own.reader_token or own.token_file or own.reader_token_file
+    server = settings.http
+    tokens = server.token or server.reader_token or server.token_file or server.reader_token_file
     if not (tokens or is_loopback(http)):
         raise ConfigError(
             f"http.host is {http!r}, outside the loopback: every machine there may connect",

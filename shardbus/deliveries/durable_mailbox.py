@@ -701,6 +701,6 @@ class DurableMailbox:
         assert self.trimmed <= max(self.handled, self.trimmed) <= max(self.last, self.trimmed)
 
 
-def _same(one: DeliveryNumber, other: DeliveryNumber) -> bool:
+def _same(number: DeliveryNumber, other: DeliveryNumber) -> bool:
     """True if two numbers are of the same delivery."""
-    return (one.producer, one.era, one.seq) == (other.producer, other.era, other.seq)
+    return (number.producer, number.era, number.seq) == (other.producer, other.era, other.seq)

@@ -450,12 +450,12 @@ class Producer:
             assert line.target == target
             assert line.window or line.waiting, "an idle line"
             assert [*line.window] == sorted(line.window), "out of order"
-            assert all(one.stage in IN_WINDOW for one in line.window.values())
-            assert all(one.stage is DeliveryStage.WAITING for one in line.waiting)
+            assert all(delivery.stage in IN_WINDOW for delivery in line.window.values())
+            assert all(delivery.stage is DeliveryStage.WAITING for delivery in line.waiting)
             assert len(line.window) <= self.limits.window
             if line.resumes_at is None:
                 sent = (DeliveryStage.SENT, DeliveryStage.SKIPPED)
-                assert all(one.stage in sent for one in line.window.values())
+                assert all(delivery.stage in sent for delivery in line.window.values())
             if line.waiting and len(line.window) < self.limits.window:
                 assert line in self._held
             window += len(line.window)

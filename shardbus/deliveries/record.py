@@ -278,7 +278,7 @@ class DeliveryRecord:
             BufferFull: too many wait, or too many bytes. Nothing was added.
         """
         pending = PendingDelivery(self.last + 1, entity_type, entity_id, method, payload, now)
-        size = pending.size + sum(one.size for one in self.pending.values())
+        size = pending.size + sum(delivery.size for delivery in self.pending.values())
         if len(self.pending) >= PENDING_MAX or size > PENDING_BYTES_MAX:
             raise BufferFull(
                 counted(
@@ -301,7 +301,7 @@ class DeliveryRecord:
     @property
     def is_half_full(self) -> bool:
         """True if half of the room for pending deliveries is used."""
-        size = sum(one.size for one in self.pending.values())
+        size = sum(delivery.size for delivery in self.pending.values())
         return 2 * len(self.pending) >= PENDING_MAX or 2 * size >= PENDING_BYTES_MAX
 
     def settle(self, seq: int) -> None:
@@ -376,7 +376,7 @@ class DeliveryRecord:
         if (sends := stored.sends) is not None:
             record.producer, record.last = sends.producer, sends.last
             record.last_saved = record.last_stored = sends.last
-            record.pending = {one.seq: one for one in sends.pending}
+            record.pending = {delivery.seq: delivery for delivery in sends.pending}
         return record
 
 

@@ -348,9 +348,9 @@ class WorkItems:
             case PullWork():
                 self._on_pull(ticket, request, now)
             case ConfirmWork():
-                known = self._known(request.numbers)
-                self._remove(known, confirmed=True)
-                self._answers.append((ticket, len(known)))
+                kept = self._kept(request.numbers)
+                self._remove(kept, confirmed=True)
+                self._answers.append((ticket, len(kept)))
             case ReturnWork():
                 self._answers.append((ticket, self._on_return(request, now)))
             case CancelPull(token):
@@ -428,8 +428,8 @@ class WorkItems:
     # ---- puts and pulls
 
     def _on_put(self, ticket: int, put: PutWork, now: float) -> None:
-        if (known := self._repeated(put)) == len(put.bodies):
-            self._answers.append((ticket, known))
+        if (repeats := self._repeated(put)) == len(put.bodies):
+            self._answers.append((ticket, repeats))
         else:
             self._puts[ticket] = put
             heapq.heappush(self._waits, (now + put.wait, ticket))
@@ -445,18 +445,18 @@ class WorkItems:
         """Put the items that have room, in the order of arrival. No put passes an earlier one."""
         while self._puts:
             ticket, put = next(iter(self._puts.items()))
-            known = self._repeated(put)  # an earlier copy may have waited, too
-            bodies = put.bodies[known:]
+            repeats = self._repeated(put)  # an earlier copy may have waited, too
+            bodies = put.bodies[repeats:]
             room = self._room(bodies)
             if room:
                 first, added = self.state.last + 1, list(bodies[:room])
-                self._note(Queued(put.producer, put.first + known + room - 1, added, now))
+                self._note(Queued(put.producer, put.first + repeats + room - 1, added, now))
                 self.bytes += sum(map(len, added))
                 for number in range(first, first + room):
                     heapq.heappush(self._ready, number)
-            if known + room:
+            if repeats + room:
                 del self._puts[ticket]
-                self._answers.append((ticket, known + room))
+                self._answers.append((ticket, repeats + room))
             if room < len(bodies):
                 break
 
@@ -559,17 +559,17 @@ class WorkItems:
         items = self.state.items
         return [
             number
-            for number in self._known(numbers)
+            for number in self._kept(numbers)
             if items[number].holder == token
             and self.place_of(items[number], now) is ItemPlace.LEASED
         ]
 
-    def _known(self, numbers: Sequence[int]) -> list[int]:
+    def _kept(self, numbers: Sequence[int]) -> list[int]:
         return [number for number in dict.fromkeys(numbers) if number in self.state.items]
 
     def _aside_of(self, numbers: Sequence[int]) -> list[int]:
         items = self.state.items
-        return [number for number in self._known(numbers) if items[number].place is ItemPlace.ASIDE]
+        return [number for number in self._kept(numbers) if items[number].place is ItemPlace.ASIDE]
 
     def _remove(self, numbers: list[int], *, confirmed: bool) -> None:
         if not numbers:

@@ -96,7 +96,7 @@ class ActivationTable:
 
     def ids_by_shard(self) -> dict[str, list[str]]:
         """Return the ids of the entities in memory, by shard. Costs one pass over all of them."""
-        found = {shard: list(hosted.activations) for shard, hosted in self._shards.items()}
+        by_shard = {shard: list(hosted.activations) for shard, hosted in self._shards.items()}
         for entity_id, activation in self.active.items():
-            found.setdefault(activation.shard.shard, []).append(entity_id)
-        return found
+            by_shard.setdefault(activation.shard.shard, []).append(entity_id)
+        return by_shard

@@ -163,8 +163,8 @@ class CarriedStates:
 
     def put(self, shard: str, fence: int, entities: Iterable[CarriedEntity]) -> None:
         """Keep the carried memory of a shard that is about to start under this fence."""
-        mine = {one.id: one for one in entities if self._belongs(one.id, shard)}
-        self._shards[shard] = ShardCargo(fence, mine, sum(one.size for one in mine.values()))
+        mine = {entity.id: entity for entity in entities if self._belongs(entity.id, shard)}
+        self._shards[shard] = ShardCargo(fence, mine, sum(entity.size for entity in mine.values()))
 
     def waiting(self, shard: str, fence: int) -> list[str]:
         """Return the entities of a shard that starts under this fence, and have something to take.

@@ -319,7 +319,7 @@ class Context:
         """
         reminders = reminding_of(self._host).known(self._acting("reminders"))
         entries = [] if reminders is None else reminders.record.entries.values()
-        return [shown(one) for one in sorted(entries, key=lambda one: (one.due, one.name))]
+        return [shown(row) for row in sorted(entries, key=lambda row: (row.due, row.name))]
 
     @property
     def reminder(self) -> Reminder | None:

@@ -140,8 +140,8 @@ class LetterRing:
 
     def _is_replayed(self, letter: DeadLetter) -> bool:
         """True if this is the message that is being replayed, and refused."""
-        one = self._replaying
-        return one is not None and one.payload is letter.payload and one[4:6] == letter[4:6]
+        other = self._replaying
+        return other is not None and other.payload is letter.payload and other[4:6] == letter[4:6]
 
 
 class KeepLetter(Protocol):
@@ -247,7 +247,7 @@ class DeadLetters:
     ) -> None:
         if isinstance(sender, int):
             sender = self._sender_of(sender)
-        found = TRACE.match(trace) if trace else None
+        match = TRACE.match(trace) if trace else None
         letter = DeadLetter(
             next(self._numbers),
             self._now(),
@@ -257,7 +257,7 @@ class DeadLetters:
             method,
             sender,
             answered,
-            found[1] if found else "",
+            match[1] if match else "",
             len(payload or b""),
             payload,
         )

@@ -575,7 +575,7 @@ def _as_it_is(answer: bytes) -> bytes:
 def _reader(invoker: Invoker) -> Callable[[Any], Message]:
     """Return a function that decodes a delivery and the arguments of its handler. It takes a
     delivery that a mailbox has decoded, too. It may raise anything."""
-    one, single, decoders = invoker.one, invoker.single, invoker.decoders
+    decode, single, decoders = invoker.one, invoker.single, invoker.decoders
 
     def read(payload: Any) -> Message:
         number: DeliveryNumber | KeyedAsk
@@ -585,8 +585,8 @@ def _reader(invoker: Invoker) -> Callable[[Any], Message]:
         body = number.arguments
         if single is not None:
             return number, single(body)
-        if one is not None:
-            return number, (one(body),)
+        if decode is not None:
+            return number, (decode(body),)
         return number, decoders[body[0]](body)
 
     return read

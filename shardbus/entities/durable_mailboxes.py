@@ -327,7 +327,7 @@ class DurableMailboxes:
         """Take a message for an entity: store it, or let it pass in its order."""
         activation.used = self._host.runner.tick
         number = self._numbers.of(message)
-        asked = message.session is not None
+        is_ask = message.session is not None
         box = self._box_of(activation.shard, activation.key, makes=number is not None)
         if box is None:
             self._host.runner.receive(activation, message)
@@ -340,14 +340,14 @@ class DurableMailboxes:
         at = int(self._host.wall_clock() * 1000)
         stored = StoredMail(at, method, first_of_line(number), message.invoker.trace)
         data = write_mail(stored)
-        if asked and not self._accepts(box, number, message, len(data)):
+        if is_ask and not self._accepts(box, number, message, len(data)):
             return
-        if not asked and not self.room.takes(box, len(data)):
+        if not is_ask and not self.room.takes(box, len(data)):
             fits = self.room.fits(len(data), parts=2)
             if not self._host.runner.mailbox_limits.exceeds_stored(activation, fits=fits):
                 self._host.counts.lose("mailbox_full", activation.key, *message[:4])
                 return
-        self._act(box, box.machine.arrives(Mail([message], stored, asked, data)))
+        self._act(box, box.machine.arrives(Mail([message], stored, is_ask, data)))
 
     def _accepts(
         self, box: EntityMailbox, number: DeliveryNumber, message: Message, size: int
@@ -817,7 +817,7 @@ class DurableMailboxes:
     def retry(self, key: str) -> int:
         """Handle the message now that waits for its next attempt, of one entity or of all with an
         empty `key`. Returns how many waited."""
-        boxes = [box for one, box in list(self._boxes.items()) if not key or one == key]
+        boxes = [box for box_key, box in list(self._boxes.items()) if not key or box_key == key]
         waiting = [box for box in boxes if box.machine.deadline() is not None]
         for box in waiting:
             self._act(box, box.machine.retry())

@@ -203,10 +203,10 @@ WRAPPED_MAX = 100
 def layers(function: Callable[..., Any]) -> list[Callable[..., Any]]:
     """Return a callable and the functions under its decorators, outermost first, as far as
     `functools.wraps` shows them."""
-    found = [function]
-    while len(found) < WRAPPED_MAX and (inner := getattr(found[-1], "__wrapped__", None)):
-        found.append(inner)
-    return found
+    functions = [function]
+    while len(functions) < WRAPPED_MAX and (inner := getattr(functions[-1], "__wrapped__", None)):
+        functions.append(inner)
+    return functions
 
 
 def is_coroutine_function(function: Callable[..., Any]) -> bool:
@@ -217,8 +217,8 @@ def is_coroutine_function(function: Callable[..., Any]) -> bool:
 def may_wait(function: Callable[..., Any]) -> bool:
     """True if a call returns a coroutine, or probably does: a decorator that is not async calls an
     async function."""
-    called = (one for found in layers(function) for one in (found, type(found).__call__))
-    return any(is_coroutine_function(one) or _is_awaitable_generator(one) for one in called)
+    called = (call for layer in layers(function) for call in (layer, type(layer).__call__))
+    return any(is_coroutine_function(call) or _is_awaitable_generator(call) for call in called)
 
 
 def _is_awaitable_generator(function: Callable[..., Any]) -> bool:

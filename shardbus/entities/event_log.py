@@ -118,9 +118,9 @@ class EventLogs:
         """
         entity = activation.entity
         number, entity.state = self.snapshot(activation.key, data)
-        own = EventLog(self, activation, number)
-        vars(entity)[LOG] = own
-        await own.catch_up(entity)
+        event_log = EventLog(self, activation, number)
+        vars(entity)[LOG] = event_log
+        await event_log.catch_up(entity)
 
     def snapshot(self, key: str, data: bytes | None) -> tuple[int, Any]:
         """Return the number of the last event of a snapshot, stored as `data`, and its state.

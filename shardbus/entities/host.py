@@ -216,7 +216,7 @@ class Host:
         sharing = self.saver if isinstance(self.saver, MergedStates) else None
         each: tuple[OwnWork | None, ...]
         each = (runner.reminding, runner.projecting, sharing, mailboxes)
-        return [own for own in each if own is not None]
+        return [work for work in each if work is not None]
 
     @property
     def deferred(self) -> DeferredWork:
@@ -269,8 +269,8 @@ class Host:
         hosted = self.shards[shard] = Shard(shard, fence, self)
         for remembered in self._lists:
             remembered.open(hosted)
-        for own in self._own_work:
-            own.open(hosted)
+        for work in self._own_work:
+            work.open(hosted)
         if self.carrying is not None and (waiting := self.carrying.waiting(shard, fence)):
             self.loop.call_soon(self._wake, hosted, waiting)
 
@@ -312,9 +312,9 @@ class Host:
     ) -> None:
         """Stop every entity of these shards: by default after the messages in its mailbox; after a
         failure, at once. Entities that have not stopped within `patience` seconds are cut off."""
-        known = [self.shards[shard] for shard in shards if shard in self.shards]
+        present = [self.shards[shard] for shard in shards if shard in self.shards]
         unknown = [shard for shard in shards if shard not in self.shards]
-        hosted = [h for h in known if not h.stopping]
+        hosted = [h for h in present if not h.stopping]
         self.activations.close([h for h in hosted if h.open])
         for h in hosted:
             h.admit(False)
@@ -325,7 +325,7 @@ class Host:
                 activation.stopping = activation.stopping or reason
                 self.runner.settle(activation)
             self.maybe_down(h)
-        left = [h for h in known if self.shards.get(h.shard) is h]
+        left = [h for h in present if self.shards.get(h.shard) is h]
         patience = self.patience if patience is None else patience
         if left and patience > 0:
             self.loop.call_later(patience, self._cut_off, left)
@@ -345,8 +345,8 @@ class Host:
                     self.stopper.cut_off(activation)
                 for remembered in self._lists:
                     remembered.close(hosted)
-                for own in self._own_work:
-                    own.close(hosted)
+                for work in self._own_work:
+                    work.close(hosted)
                 self.maybe_down(hosted)
 
     def maybe_down(self, hosted: Shard) -> None:
@@ -360,8 +360,8 @@ class Host:
                 return
             for remembered in self._lists:
                 remembered.close(hosted)
-            for own in self._own_work:
-                own.close(hosted)
+            for work in self._own_work:
+                work.close(hosted)
             del self.shards[hosted.shard]
             self.draining.leave_records(hosted)
             self._on_down(hosted.shard)
@@ -456,8 +456,8 @@ class Host:
             self.saver.sizes.forget(activation)
         if self.carrying is not None:
             self.carrying.ended(activation)
-        for own in self._own_work:
-            own.gone(activation)
+        for work in self._own_work:
+            work.gone(activation)
         sends = self.deliveries.sends
         if sends is not None and sends.gone(activation) and not hosted.stopping:
             backoff = self.settings.entity_restart_backoff
@@ -515,8 +515,8 @@ class Host:
         self.gate.end()
         if self.remembered is not None:
             self.remembered.stop()
-        for own in self._own_work:
-            own.stop()
+        for work in self._own_work:
+            work.stop()
         if self.deliveries.sends is not None:
             self.deliveries.sends.close()
         self.deferred.close()
@@ -543,8 +543,8 @@ class Host:
             return
         invoker = self.kind.invokers[method]
         if self.tracer is not None:
-            one = self.kind.interface.instances is None
-            entity_id = activation.key if one else split_row(activation.key)[0]
+            is_single = self.kind.interface.instances is None
+            entity_id = activation.key if is_single else split_row(activation.key)[0]
             trace = self.tracer.fired(cause, self.name, entity_id, method, delay)
             invoker = self.traced(invoker, trace, asked=False) if trace else invoker
         message = Message(invoker, payload, None, Origin.OWN, 0)
@@ -626,8 +626,8 @@ class Host:
         store whose server may have lost them."""
         if self.remembered is not None:
             self.remembered.list_again()
-        for own in self._own_work:
-            own.claim_again()
+        for work in self._own_work:
+            work.claim_again()
         if self.kind.states is None:
             return
         closed = [a for hosted in self.shards.values() for a in hosted.activations.values()]
@@ -648,7 +648,7 @@ class Host:
 
         sends = self.deliveries.sends
         return {
-            **{own.what: unless_shut(own.sweep) for own in self._own_work},
+            **{work.what: unless_shut(work.sweep) for work in self._own_work},
             "deliveries": unless_shut(sends.sweep if sends is not None else lambda tick: None),
             "mailboxes": lambda tick: self.runner.mailbox_limits.sweep(),
             "deaf entities": unless_shut(self.deaf.sweep),

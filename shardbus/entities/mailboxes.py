@@ -176,8 +176,8 @@ class MailboxLimits:
     def fullest(self, most: int) -> list[tuple[str, str, int]]:
         """Return up to `most` entities with the longest mailboxes: the id, the shard, and how many
         messages wait. Costs the same pass."""
-        filled = (one for one in self._activations if one.mailbox)
-        rows = ((one.key, one.shard.shard, len(one.mailbox or ())) for one in filled)
+        filled = (a for a in self._activations if a.mailbox)
+        rows = ((a.key, a.shard.shard, len(a.mailbox or ())) for a in filled)
         return nlargest(most, rows, key=itemgetter(2))
 
     @property
@@ -189,12 +189,12 @@ class MailboxLimits:
 
     def waiting_by_shard(self) -> dict[str, int]:
         """Return how many messages wait for the entities of each shard. Costs the same pass."""
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for activation in self._activations:
             if activation.mailbox:
                 shard = activation.shard.shard
-                found[shard] = found.get(shard, 0) + len(activation.mailbox)
-        return found
+                counts[shard] = counts.get(shard, 0) + len(activation.mailbox)
+        return counts
 
     # ---- while messages arrive
 

@@ -178,25 +178,25 @@ class Passivator:
 
     def _choose(self, most: int) -> list[Activation]:
         """Return up to `most` victims; they count no more."""
-        policy, known, victims = self._policy, self._known, list[Activation]()
+        policy, uses, victims = self._policy, self._known, list[Activation]()
         if policy is None:
             return victims
         for _ in range(CHECKS * most):
-            if len(known) <= self.limit or len(victims) == most:
+            if len(uses) <= self.limit or len(victims) == most:
                 break
             entity_id = policy.victim()
-            if entity_id is None or self._fruitless > 2 * len(known):
+            if entity_id is None or self._fruitless > 2 * len(uses):
                 break
             activation = self._active.get(entity_id)
             self._fruitless += 1
             if activation is None or not self._at_rest(activation):
                 policy.spared(entity_id)
-            elif activation.used > known[entity_id] and self._fruitless <= len(known):
-                known[entity_id] = activation.used
+            elif activation.used > uses[entity_id] and self._fruitless <= len(uses):
+                uses[entity_id] = activation.used
                 policy.used(entity_id, activation.used)
             else:
                 self._fruitless = 0
-                del known[entity_id]
+                del uses[entity_id]
                 policy.stopped(entity_id)
                 victims.append(activation)
         return victims
@@ -234,14 +234,14 @@ class Passivator:
 
     def _collect_uses(self, policy: eviction.EvictionPolicy) -> None:
         """Give the policy uses that it does not know of yet."""
-        unchecked, known = self._round, self._known
+        unchecked, uses = self._round, self._known
         if not unchecked:
             unchecked.extend(self._active.values())
         for activation in unchecked[-USES_CHECKED_MAX:]:
             entity_id = activation.key
             here = activation.state is not LifeState.GONE
-            if here and activation.used > known.get(entity_id, activation.used):
-                known[entity_id] = activation.used
+            if here and activation.used > uses.get(entity_id, activation.used):
+                uses[entity_id] = activation.used
                 policy.used(entity_id, activation.used)
         del unchecked[-USES_CHECKED_MAX:]
         if isinstance(policy, eviction.CompositePolicy):

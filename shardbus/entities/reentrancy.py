@@ -83,9 +83,9 @@ class CallChain:
     def closed_by(self, chain: Sequence[Hop]) -> tuple[Target, ...] | None:
         """Return the cycle that an ask with this chain closes; None if this run is not on the
         chain, or does not wait for the next entity on it."""
-        own = self.hop
+        own_hop = self.hop
         for at, hop in enumerate(chain):
-            if hop == own:
+            if hop == own_hop:
                 cycle = (*((type, id) for type, id, _ in chain[at:]), self.entity)
                 answer = self._asks.get(cycle[1])
                 return None if answer is None or answer.done() else cycle

@@ -218,9 +218,9 @@ class RememberedEntities:
         with suppress(ShardNotHosted):
             while shard_list.wanted:
                 await asyncio.sleep(0)  # one write for all changes of this turn of the loop
-                wanted, shard_list.wanted = shard_list.wanted, {}
+                batch, shard_list.wanted = shard_list.wanted, {}
                 for listed, change in changes.items():
-                    ids = [i for i, want in wanted.items() if want is listed]
+                    ids = [i for i, want in batch.items() if want is listed]
                     if ids:
                         write = partial(change, self.entity_type, shard, ids, fence)
                         await self._insist(shard_list, write)

@@ -243,7 +243,7 @@ class Reminding:
         async def read() -> None:
             page = await self._reminders.page_due(name, shard, load.after, load.limit)
             if entry.is_open:
-                self._handle(entry, IndexRead(tuple((due, one) for due, one in page)))
+                self._handle(entry, IndexRead(tuple((due, entity_id) for due, entity_id in page)))
 
         await self._insist(entry, read)
 
@@ -371,7 +371,7 @@ class Reminding:
         done = raised = False
         reminders: EntityReminders | None = None
         try:
-            reminders, now = await self._known(activation), self.now()
+            reminders, now = await self._current(activation), self.now()
             if activation.key in entry.fired:  # an append has the last firing alone
                 await self._end_firing(entry, activation, entity)
             while (due := reminders.record.first_due(now)) is not None and is_left_out(due, now):
@@ -407,7 +407,7 @@ class Reminding:
         if reminders.firing is not None:
             entry.fired[activation.key] = reminders.firing.delivery, reminders.began
             reminders.kept = reminders.record
-        reminders = await self._known(activation)
+        reminders = await self._current(activation)
         if reminders.unsaved:
             await self._host.saver.save(entity.context, None, alone=True)
         entry.fired.pop(activation.key, None)
@@ -502,7 +502,7 @@ class Reminding:
             raise StoreUnavailable(f"{text} had no answer", definite=True)
         return reminders
 
-    async def _known(self, activation: Activation) -> EntityReminders:
+    async def _current(self, activation: Activation) -> EntityReminders:
         """Return the reminders of an entity, read again if they are unknown."""
         extras = activation.more()
         reminders: EntityReminders | None = extras.reminders
@@ -517,7 +517,7 @@ class Reminding:
         """Change the reminders of an entity. They are stored by the next save of the handler that
         runs, else before its answer leaves; at once if none runs or there is no state."""
         activation = context._acting("remind")
-        reminders = await self._known(activation)
+        reminders = await self._current(activation)
         reminders.record = change(reminders.record)
         handled = self._host.runner.handling(activation)
         if self._host.kind.states is None or handled is None:
@@ -564,7 +564,7 @@ class Reminding:
         """
         if activation.extras is None or activation.extras.reminders is None:
             return b""
-        reminders = await self._known(activation)
+        reminders = await self._current(activation)
         if not reminders.is_ours:
             return b""
         assert reminders.stored is not None
@@ -612,7 +612,7 @@ class Reminding:
         """Write reminders with a state, or `alone`. `clears`: they go. `early`: those that must be
         stored before events. Raises as `SaveGroup.save`."""
         host, key, shard = self._host, activation.key, activation.shard
-        reminders = await self._known(activation)
+        reminders = await self._current(activation)
         before = reminders.record
         record = EMPTY if clears else before
         if early and reminders.stored is not None:
@@ -647,9 +647,9 @@ class Reminding:
         """
 
         async def forget(activation: Activation, entity: Any) -> list[str]:
-            reminders = await self._known(activation)
+            reminders = await self._current(activation)
             names = [name] if name else list(reminders.record.entries)
-            names = [one for one in names if one in reminders.record.entries]
+            names = [entry for entry in names if entry in reminders.record.entries]
             reminders.record = reminders.record.without(names)
             if names:
                 await self._host.saver.save(entity.context, None, alone=True)
@@ -741,7 +741,7 @@ def _payload(kind: EntityType, handler: str, data: Any) -> bytes:
     payload = NO_ARGUMENTS if data is NO_DATA else encode_arguments((data,))
     invoker = kind.invokers.get(handler) if handler and not handler.startswith("$") else None
     if invoker is None:
-        names = ", ".join(sorted(one for one in kind.invokers if one and one[0] not in "$:"))
+        names = ", ".join(sorted(name for name in kind.invokers if name and name[0] not in "$:"))
         raise ConfigError(f"{kind.name} has no handler {handler!r:.80}", hint=f"it has {names}")
     try:
         invoker.decoders[payload[0]](payload)

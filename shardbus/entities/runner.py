@@ -147,8 +147,8 @@ def failure_for_asker(
         with suppress(Exception):  # a subclass may lack the attributes of its class
             match error:
                 case StateUnreadable():
-                    own = (error.entity_type, error.entity_id) == (entity_type, entity_id)
-                    return error if own and not begun else EntityFailed(error.type, error.message)
+                    same = (error.entity_type, error.entity_id) == (entity_type, entity_id)
+                    return error if same and not begun else EntityFailed(error.type, error.message)
                 case EntityFailed() if not error.definite:
                     return error
                 case ReentrancyError(cycle=(first, *_)) if first != (entity_type, entity_id):

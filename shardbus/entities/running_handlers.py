@@ -219,8 +219,8 @@ class RunningHandlers:
             eager = eager_task_waiting_for(task) if task is not None else None
         if eager is None:
             return None
-        found: CallChain | None = eager.runner.owner.call_chain(eager)
-        return found
+        chain: CallChain | None = eager.runner.owner.call_chain(eager)
+        return chain
 
     def call_chain(self, eager: EagerTask) -> CallChain | None:
         """Return the run of a handler under an eager task, which is about to ask; None for a
@@ -229,8 +229,8 @@ class RunningHandlers:
             if eager.call_chain is None:
                 chain = eager.chain if eager.message is None else eager.message[4]
                 eager.call_chain = self._new(eager.activation, chain)
-            found: CallChain = eager.call_chain
-            return found
+            asking: CallChain = eager.call_chain
+            return asking
         activation, header = self._current.activation, self._current.run_header
         if activation is None or header is None or header[0].never_waits:
             return None
@@ -270,8 +270,8 @@ def entity_now() -> tuple[str, Activation] | None:
         task = eager_task_waiting_for(task) if task is not None and OWNER.get() else None
     if task is None or task.owner is None:
         return None
-    found: tuple[str, Activation] | None = task.owner.entity(task)
-    return found
+    entity: tuple[str, Activation] | None = task.owner.entity(task)
+    return entity
 
 
 def _shown(invoker: Invoker) -> str:

@@ -130,11 +130,11 @@ class RunHandler:
         runner = self._runner
         count, left = len(ids), iter(payloads)
         marks = repeat(corrs) if isinstance(corrs, int) else corrs
-        found: Iterable[Activation | None] = map(find, ids)
+        activations: Iterable[Activation | None] = map(find, ids)
         if count >= AHEAD_MIN:
             # Together: the processor waits for the memory of several at once.
-            found = [*found]
-        rows = zip(ids, left, marks, found)  # noqa: B905 (`strict` costs as much as the call)
+            activations = [*activations]
+        rows = zip(ids, left, marks, activations)  # noqa: B905 (`strict` costs as much as the call)
         outer = runner.activation, runner.run_header
         diverted, self._diverted = self._diverted, 0
         runner.run_header = (invoker, session, chain, payloads, corrs, left)
@@ -162,8 +162,8 @@ class RunHandler:
         another context."""
         runner = self._runner
         find, arrive, invoker, session, _, _, ahead = run
-        function, single, one = invoker.function, invoker.single, invoker.one
-        single, one = (single, one) if ahead is None else (None, None)
+        function, single, decode = invoker.function, invoker.single, invoker.one
+        single, decode = (single, decode) if ahead is None else (None, None)
         eager, tick, plain = self._eager, runner.tick, runner.plain
         closed = self._gate.close_if_due
         untouched = eager.base
@@ -193,8 +193,8 @@ class RunHandler:
                 try:
                     if single is not None:
                         value = function(activation.entity, single(payload)[0])
-                    elif one is not None:
-                        value = function(activation.entity, one(payload))
+                    elif decode is not None:
+                        value = function(activation.entity, decode(payload))
                     elif ahead is not None:
                         value = function(activation.entity, ahead.pop())
                     else:
@@ -355,8 +355,8 @@ class RunHandler:
         return the result of the handler that waited. Otherwise return True if rows may be left,
         which need another context."""
         runner, (find, arrive, invoker, session, _, _, ahead) = self._runner, run
-        function, single, one = invoker.function, invoker.single, invoker.one
-        single, one = (single, one) if ahead is None else (None, None)
+        function, single, decode = invoker.function, invoker.single, invoker.one
+        single, decode = (single, decode) if ahead is None else (None, None)
         eager, tick, plain, untouched = self._eager, runner.tick, runner.plain, self._eager.base
         task = eager.task
         task.context = context
@@ -378,8 +378,8 @@ class RunHandler:
             activation.used = tick
             runner.activation = activation
             try:
-                if one is not None:
-                    coroutine = function(activation.entity, one(payload))
+                if decode is not None:
+                    coroutine = function(activation.entity, decode(payload))
                 elif single is not None:
                     coroutine = function(activation.entity, single(payload)[0])
                 elif ahead is not None:
@@ -424,8 +424,8 @@ class RunHandler:
         single = invoker.single if ahead is None else None
         fresh = eager.base.copy
         carry_on, done = runner.running_handlers.carry_on, runner.carried
-        for entity_id, payload, corr, found in rows:
-            activation = found
+        for entity_id, payload, corr, listed in rows:
+            activation = listed
             if activation is None or activation.busy:
                 activation = find(entity_id) or arrive(entity_id, payload, corr)
                 if activation is None or activation.busy:

@@ -119,10 +119,10 @@ class SlowHandlers:
         if handler is None:
             return
         text = f"has waited {ms // 1000} s, at {' < '.join(suspended(eager))}"
-        asked = eager.call_chain.unanswered() if eager.call_chain is not None else []
-        if asked:
-            names = ", ".join(f"{type} {id!r}" for type, id in asked[:ASKS_MAX])
-            others = len(asked) - ASKS_MAX
+        calls = eager.call_chain.unanswered() if eager.call_chain is not None else []
+        if calls:
+            names = ", ".join(f"{type} {id!r}" for type, id in calls[:ASKS_MAX])
+            others = len(calls) - ASKS_MAX
             more = f" and {counted(others, 'other')}" if others > 0 else ""
             text += f"; no answer yet from {names}{more}"
         self._report(handler, WAITED, text)

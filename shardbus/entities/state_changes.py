@@ -137,8 +137,8 @@ class StateChange:
     def _refuse(self, error: BaseException) -> None:
         """Give the operator an error, which the class of the state may have raised."""
         if not self._outcome.done():
-            known = is_a(error, ShardBusError)
-            refused = error if known else EntityFailed(type_name(error), text_of(error))
+            is_own = is_a(error, ShardBusError)
+            refused = error if is_own else EntityFailed(type_name(error), text_of(error))
             self._outcome.set_exception(refused)
 
     async def check(self, activation: Activation) -> None:

@@ -182,7 +182,7 @@ def _may_pass(error: BaseException) -> bool:
     )
 
 
-def _wanted(activation: Activation) -> bool:
+def _is_wanted(activation: Activation) -> bool:
     """True if the entity must start, even if it was asked to stop meanwhile."""
     if activation.stopping in MOVES:
         return _awaited(activation)
@@ -228,7 +228,7 @@ class Supervisor:
 
     async def start(self, activation: Activation) -> None:
         """Construct, load the state, run `on_start`; again after a backoff while that fails."""
-        while _wanted(activation):
+        while _is_wanted(activation):
             backoff = self._backoff(activation)
             if backoff:
                 await self._pause(activation, backoff)

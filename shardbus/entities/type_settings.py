@@ -164,7 +164,7 @@ def _check_names(
                 f"{setting}: {name!r} lives within another type", hint="name the outermost"
             )
         if name not in types and not (every and name == EVERY_TYPE):
-            near, known = closest(name, types), ", ".join(sorted(types))
-            some = f"{EVERY_TYPE} or one of {known}" if every else f"one of {known}"
+            near, kinds = closest(name, types), ", ".join(sorted(types))
+            some = f"{EVERY_TYPE} or one of {kinds}" if every else f"one of {kinds}"
             hint = f"did you mean {near}?" if near else some
             raise ConfigError(f"{setting}: there is no entity type {name!r}", hint=hint)

@@ -66,10 +66,10 @@ class PageFile(msgspec.Struct, frozen=True):
         etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
         return cls(body, TYPES[name.rpartition(".")[2]], etag)
 
-    def answer(self, known: str) -> Response:
-        """Return the file, or 304 if the browser has it. `known`: its If-None-Match."""
+    def answer(self, etags: str) -> Response:
+        """Return the file, or 304 if the browser has it. `etags`: its If-None-Match."""
         headers = {**HEADERS, "etag": self.etag}
-        if self.etag in (one.strip().removeprefix("W/") for one in known.split(",")):
+        if self.etag in (etag.strip().removeprefix("W/") for etag in etags.split(",")):
             return Response(None, 304, headers)
         return Response(self.body, 200, {**headers, "content-type": self.type})
 

@@ -59,16 +59,16 @@ class Guard:
         self.app, self.settings = app, settings
         self.loopback_only = is_loopback(settings.host)
         self.any_host = "*" in settings.allowed_hosts
-        own = () if self.loopback_only else (settings.host, advertised)
-        self.hosts = {_hostname(name) for name in (*settings.allowed_hosts, *own) if name}
+        hosts = () if self.loopback_only else (settings.host, advertised)
+        self.hosts = {_hostname(name) for name in (*settings.allowed_hosts, *hosts) if name}
         self.reading_needs_token = reading_needs_token(settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 sent = list(message.get("headers", ()))
-                own = {name for name, _ in sent}  # the page has its own policy
-                message["headers"] = [*sent, *(pair for pair in HEADERS if pair[0] not in own)]
+                names = {name for name, _ in sent}  # the page has its own policy
+                message["headers"] = [*sent, *(pair for pair in HEADERS if pair[0] not in names)]
             await send(message)
 
         answer = self.app
@@ -129,8 +129,8 @@ def _is_cross_site(scope: Scope) -> bool:
             values[name].append(value.decode("latin-1").lower())
     if any(site not in OWN_SITES for site in values[b"sec-fetch-site"]):
         return True
-    own = f"{scope.get('scheme', 'http')}://{values[b'host'][0]}" if values[b"host"] else ""
-    return any(origin != own for origin in values[b"origin"])
+    this_origin = f"{scope.get('scheme', 'http')}://{values[b'host'][0]}" if values[b"host"] else ""
+    return any(origin != this_origin for origin in values[b"origin"])
 
 
 def _follows_link(scope: Scope) -> bool:
@@ -183,8 +183,8 @@ def bearer(authorization: str, settings: HttpSettings) -> str | None:
     scheme, _, token = authorization.partition(" ")
     sent = token.strip().encode("latin-1", "replace")
     role = None
-    for name, known in (("reader", settings.reader_token), ("operator", settings.token)):
-        if hmac.compare_digest(sent, known.encode()) and known:
+    for name, expected in (("reader", settings.reader_token), ("operator", settings.token)):
+        if hmac.compare_digest(sent, expected.encode()) and expected:
             role = name
     return role if scheme.lower() == "bearer" else None
 

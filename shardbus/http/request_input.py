@@ -64,9 +64,9 @@ def _check_text(what: str, sent: bytes) -> None:
         text = data.decode()
     except UnicodeDecodeError as e:
         raise _not_utf8(what, data[e.start], _place(sent, e.start)) from None
-    if found := CONTROL.search(text):
-        at = _place(sent, len(text[: found.start()].encode()))
-        text = f"the {what} has a control character, {ord(found[0]):#04x}, at byte {at}"
+    if control := CONTROL.search(text):
+        at = _place(sent, len(text[: control.start()].encode()))
+        text = f"the {what} has a control character, {ord(control[0]):#04x}, at byte {at}"
         raise ConfigError(text, hint="ids and names have none")
 
 
@@ -148,11 +148,11 @@ def _blank(string: re.Match[str]) -> str:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise ConfigError(f"the body has the key {twice[:80]!a} twice", hint="keep one of them")
-    return found
+    return fields
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -195,10 +195,10 @@ def scheme(settings: HttpSettings) -> str:
 async def _bind(host: str, port: int) -> socket.socket:
     loop = asyncio.get_running_loop()
     try:
-        found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
+        addresses = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
     except OSError:
         raise ConfigError(f"http.host {host!r} cannot be resolved", hint="use an address") from None
-    family, _, _, _, address = found[0]
+    family, _, _, _, address = addresses[0]
     # asyncio sets TCP_NODELAY only where the protocol is named. Without it the second part of an
     # answer waits 40 ms for the acknowledgement of the first.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

@@ -86,8 +86,8 @@ def lifespan(*resources: Resource) -> Lifespan:
     @asynccontextmanager
     async def running(app: Any) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            entered = [await stack.enter_async_context(_made(one)) for one in resources]
-            clients = (one for one in entered if isinstance(one, AsyncClient))
+            entered = [await stack.enter_async_context(_made(resource)) for resource in resources]
+            clients = (client for client in entered if isinstance(client, AsyncClient))
             app.state.shardbus_client = next(clients, None)
             yield
 
@@ -131,8 +131,8 @@ class TraceContext:
         self._context, self._propagate, self._trace = context, propagate, trace
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        known = self._trace.get_current_span().get_span_context().is_valid
-        if scope["type"] not in ("http", "websocket") or known:
+        is_traced = self._trace.get_current_span().get_span_context().is_valid
+        if scope["type"] not in ("http", "websocket") or is_traced:
             await self._app(scope, receive, send)
             return
         carrier = {

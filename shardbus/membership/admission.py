@@ -165,8 +165,8 @@ class Admission:
         member."""
         ended = self._joiner.end(gossip.members) if self._joiner else []
         self._joiner = None
-        asked, self._waiting = self._waiting, {}
-        return (*ended, *(SendControl(node, self._ack(node)) for node in asked))
+        nodes, self._waiting = self._waiting, {}
+        return (*ended, *(SendControl(node, self._ack(node)) for node in nodes))
 
     def on_published(self, sender: NodeId, message: m.PublishedMessage, now: float) -> JoinProgress:
         """Take gossip that comes before this node is a member."""
@@ -190,11 +190,11 @@ class Admission:
         sender: NodeId,
         message: m.ControlMessage,
         now: float,
-        asked: Address | None = None,
+        dialled: Address | None = None,
     ) -> JoinProgress:
         """Handle a message of joining. `gossip` is the state of this node; it is empty before it is
-        a member. `asked`: the address at which this node asked, by default the sender's."""
-        joiner, at = self._joiner, asked or sender.address
+        a member. `dialled`: the address at which this node asked, by default the sender's."""
+        joiner, at = self._joiner, dialled or sender.address
         if isinstance(message, m.InitAck | m.InitNack | m.TrialResult | m.JoinRefused | m.Welcome):
             if joiner is None:
                 return JoinProgress(step=JoinStep.DROP, reason="not joining")

@@ -51,12 +51,12 @@ class ClaimRecord(msgspec.Struct, frozen=True):
 
 
 def record_of(
-    gossip: Gossip, number: int, counter: int, beat: int, known: Iterable[Address]
+    gossip: Gossip, number: int, counter: int, beat: int, contacts: Iterable[Address]
 ) -> ClaimRecord:
     """Return the record of the cluster in this state."""
     live = [m for m in gossip.members.values() if m.status is not Status.DOWN]
     members = tuple(m.node.address for m in sorted(live, key=leader_order)[:MEMBERS_MAX])
-    others = [address for address in dict.fromkeys(known) if address not in members]
+    others = [address for address in dict.fromkeys(contacts) if address not in members]
     whole = len(live) <= MEMBERS_MAX
     return ClaimRecord(number, counter, beat, members, tuple(others[:KNOWN_MAX]), whole)
 

@@ -360,14 +360,14 @@ class ClusterMembership:
         claim, record = self._claim, read.record
         if not self._is_member():
             elsewhere = self._admission.in_no_cluster(now)
-            found = claim.on_record(record, elsewhere, now, answered=read.answered)
+            answer = claim.on_record(record, elsewhere, now, answered=read.answered)
             if not self._admission.joining:
                 return
-            if found.refusal:
-                progress = JoinProgress(step=JoinStep.REFUSED, reason=found.refusal)
+            if answer.refusal:
+                progress = JoinProgress(step=JoinStep.REFUSED, reason=answer.refusal)
             else:
-                progress = self._admission.on_members_named(found.contacts, now)
-            self._out += [found.free] if found.free else []
+                progress = self._admission.on_members_named(answer.contacts, now)
+            self._out += [answer.free] if answer.free else []
             if report := claim.report_wait(now):
                 self._out.append(ev.Notice(report))
             self._apply_progress(progress, self.me, now)
@@ -486,8 +486,8 @@ class ClusterMembership:
         mine = self.gossip.members.get(self.me)
         if mine is None or mine.status is Status.DOWN:
             drained = self.view.status in (Status.LEAVING, Status.EXITING)
-            told = self.me in self.gossip.kept_down
-            self._stop(ev.LEFT if drained else ev.KEPT_DOWN if told else ev.DOWNED, now)
+            kept_down = self.me in self.gossip.kept_down
+            self._stop(ev.LEFT if drained else ev.KEPT_DOWN if kept_down else ev.DOWNED, now)
         elif mine.status is Status.EXITING and self.gossip.converged():
             self._stop(ev.LEFT, now)
 
@@ -539,10 +539,10 @@ class ClusterMembership:
 
     def _ask_for_consent(self, now: float) -> None:
         """Send heartbeats to members that no heartbeat asks often enough."""
-        asked = self._suspension.requests(self.gossip.members, self._heartbeats.watches, now)
-        if asked:
+        nodes = self._suspension.requests(self.gossip.members, self._heartbeats.watches, now)
+        if nodes:
             beat = self._heartbeats.beat(now)
-            self._out += [ev.Publish(node, beat) for node in asked]
+            self._out += [ev.Publish(node, beat) for node in nodes]
 
     def _suspect_death(self, node: NodeId, now: float) -> None:
         self._deaths.suspect(node, now)

@@ -140,14 +140,14 @@ def _record_epochs(gossip: Gossip, me: NodeId, epochs: Mapping[str, int]) -> tup
 
 
 def _set_meta(gossip: Gossip, me: NodeId, name: str, data: bytes) -> tuple[Gossip, str]:
-    known = gossip.meta
+    meta = gossip.meta
     try:
         name, data = check_meta(name, data)
     except ConfigError as error:
         return gossip, error.message
     if me not in gossip.members:
         return gossip, "this node is no member yet"
-    if name not in known and len(known.keys() - {VOTERS_META}) >= META_MAX:
+    if name not in meta and len(meta.keys() - {VOTERS_META}) >= META_MAX:
         return gossip, f"there are {META_MAX} names of meta already"
     return gossip.with_meta(me, name, data), ""
 

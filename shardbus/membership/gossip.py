@@ -133,9 +133,9 @@ class Gossip(msgspec.Struct, frozen=True):
     def with_epochs(self, by: NodeId, epochs: Mapping[str, int]) -> Gossip:
         """Record coordinator epochs that `by` has seen, by entity type. Return the same object if
         none is higher."""
-        known = self.epochs
-        higher = {name: epoch for name, epoch in epochs.items() if epoch > known.get(name, 0)}
-        return self._changed(by, epochs={**known, **higher}) if higher else self
+        before = self.epochs
+        higher = {name: epoch for name, epoch in epochs.items() if epoch > before.get(name, 0)}
+        return self._changed(by, epochs={**before, **higher}) if higher else self
 
     def with_meta(self, by: NodeId, name: str, data: bytes) -> Gossip:
         """Write these bytes under that name. Return the same object if the bytes are already
@@ -344,13 +344,13 @@ def broken_rules(gossip: Gossip, me: NodeId, watched: Iterable[NodeId]) -> list[
     """Return the invariants that this copy breaks, in words. For tests and simulations only: they
     audit each machine after each step."""
     members = gossip.members
-    known = [*gossip.clock.counters, *gossip.seen, *gossip.reachability.rows]
+    traces = [*gossip.clock.counters, *gossip.seen, *gossip.reachability.rows]
     records = gossip.reachability.records()
-    known += [subject for _, subject, _ in records]
+    traces += [subject for _, subject, _ in records]
     rules = {
         "members are in address order": list(members) == sorted(members),
         "no member has a tombstone": not any(node in gossip.tombstones for node in members),
-        "only members leave traces": all(node in members for node in known),
+        "only members leave traces": all(node in members for node in traces),
         "no node flags itself": all(observer != subject for observer, subject, _ in records),
         "a member that was up has a number": all(
             m.up_number for m in members.values() if m.status in WORKING

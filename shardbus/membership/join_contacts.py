@@ -48,7 +48,7 @@ class JoinContacts:
     def replace(self, contacts: Sequence[Address]) -> bool:
         """Take over the contacts of a look-up. True if there is a new one."""
         before, self.looked_up = self.addresses, True
-        self.addresses = [one for one in dict.fromkeys(contacts) if one not in self._mine]
+        self.addresses = [at for at in dict.fromkeys(contacts) if at not in self._mine]
         for contact in self._asked_since.keys() - set(self.addresses):
             del self._asked_since[contact]
         return not set(self.addresses) <= set(before)
@@ -56,7 +56,7 @@ class JoinContacts:
     def replace_named(self, members: Sequence[Address]) -> bool:
         """Take over the members that the store names. True if there is a new one."""
         before, others = self.named, (*self._mine, *self.addresses)
-        self.named = [one for one in members if one not in others][:ASKED_MAX]
+        self.named = [address for address in members if address not in others][:ASKED_MAX]
         return not set(self.named) <= set(before)
 
     def next_turn(self, now: float) -> list[Address]:
@@ -83,7 +83,7 @@ class JoinContacts:
     def remove(self, at: Address) -> None:
         """Remove an address at which this node has found itself."""
         self._mine.append(at)
-        self.addresses = [one for one in self.addresses if one != at]
+        self.addresses = [address for address in self.addresses if address != at]
         self._asked_since.pop(at, None)
 
     def forget_nacks(self) -> None:
@@ -92,7 +92,7 @@ class JoinContacts:
 
     def all_nacked(self) -> bool:
         """True if every contact is in no cluster."""
-        return all(one in self.nacked for one in self.addresses)
+        return all(address in self.nacked for address in self.addresses)
 
     def in_no_cluster(self, now: float) -> list[Address]:
         """Return the addresses at which no member lives, by answers that are proof still."""
@@ -101,11 +101,11 @@ class JoinContacts:
     def all_in_no_cluster(self, now: float) -> bool:
         """True if there are contacts, and no member lives at any. A silent one is no proof."""
         proved = self.in_no_cluster(now)
-        return bool(self.addresses) and all(one in proved for one in self.addresses)
+        return bool(self.addresses) and all(address in proved for address in self.addresses)
 
     def all_quiet(self, silence: float, now: float) -> bool:
         """True if every contact is in no cluster, or has been silent for `silence` seconds."""
         return all(
-            one in self.nacked or now - self._asked_since.get(one, now) >= silence
-            for one in self.addresses
+            address in self.nacked or now - self._asked_since.get(address, now) >= silence
+            for address in self.addresses
         )

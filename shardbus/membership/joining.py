@@ -97,12 +97,12 @@ def disagreement(mine: msg.Greeting, theirs: msg.Greeting) -> str:
 
 
 def _range(greeting: msg.Greeting) -> str:
-    one = greeting.lowest == greeting.protocol
-    return f"{greeting.protocol}" if one else f"{greeting.lowest} to {greeting.protocol}"
+    is_single = greeting.lowest == greeting.protocol
+    return f"{greeting.protocol}" if is_single else f"{greeting.lowest} to {greeting.protocol}"
 
 
-def _named(name: str, one: str, other: str) -> str:
-    values = f"is {_shown(one)} on one side and {_shown(other)} on the other"
+def _named(name: str, value: str, other: str) -> str:
+    values = f"is {_shown(value)} on one side and {_shown(other)} on the other"
     if name == STORE_IDENTITY:
         return f"the identity of the store {values}: set store.url to one store for all nodes"
     return f"setting {_cut(name, NAME_SHOWN)} {values}"
@@ -247,7 +247,7 @@ class Joiner:
             if now < at:
                 continue
             if step is JoinStep.FOUND_CLUSTER:
-                step = self._found()
+                step = self._found_cluster()
             if step is not JoinStep.NONE:
                 return JoinProgress((), step, self._timeout_reason(now))
             if self.phase is not JoinPhase.CONTACTING:
@@ -267,9 +267,9 @@ class Joiner:
         if self.phase is JoinPhase.TRYING:
             return JoinProgress((*self.trials.ask(now), *self._ask_beyond(now)))
         contacts = self.contacts
-        step = self._found() if self.first and not contacts.addresses else JoinStep.NONE
+        step = self._found_cluster() if self.first and not contacts.addresses else JoinStep.NONE
         turn = contacts.next_turn(now) if self.discovers else contacts.addresses
-        asks = (SendControl(one, msg.InitJoin(self.greeting)) for one in (*turn, *contacts.named))
+        asks = (SendControl(at, msg.InitJoin(self.greeting)) for at in (*turn, *contacts.named))
         return JoinProgress(tuple(asks), step)
 
     def on_contacts(self, contacts: Sequence[Address], now: float) -> JoinProgress:
@@ -293,7 +293,7 @@ class Joiner:
             return self._refounds_now(now)
         return self._is_due or now >= self._phase_at + self.settings.seed_node_timeout
 
-    def _found(self) -> JoinStep:
+    def _found_cluster(self) -> JoinStep:
         """Found a cluster, or let the store's claim decide that."""
         if not self.claims:
             return JoinStep.FOUND_CLUSTER
@@ -351,8 +351,8 @@ class Joiner:
             self._ask_at = now + ASK_AGAIN_AFTER
         if sender == self.target:
             self._cookie = ack.cookie
-        asked = self.trials.add(sender, at, ack.greeting.gossip, ack.cookie, now)
-        return JoinProgress(tuple(asked))
+        effects = self.trials.add(sender, at, ack.greeting.gossip, ack.cookie, now)
+        return JoinProgress(tuple(effects))
 
     def _begin(self, trigger: JoinTrigger, target: NodeId, at: Address, now: float) -> None:
         """Join by this member from now on."""
@@ -398,15 +398,15 @@ class Joiner:
             return (BrokenLink(self._target_at, "messages", why, None, self._phase_at),)
         nacked = self.contacts.in_no_cluster(now)
         return tuple(
-            BrokenLink(one, "messages", NO_MEMBER if one in nacked else NO_ANSWER, None, since)
-            for one in sorted(self.contacts.addresses, key=nacked.__contains__)
+            BrokenLink(at, "messages", NO_MEMBER if at in nacked else NO_ANSWER, None, since)
+            for at in sorted(self.contacts.addresses, key=nacked.__contains__)
         )
 
     def _ask_beyond(self, now: float) -> list[Effect]:
         """Contact members that the target has named, to be tried by them, too."""
-        asked = self.trials.beyond(now)
-        self._beyond.update(dict.fromkeys(asked))
-        return [SendControl(one, msg.InitJoin(self.greeting)) for one in asked]
+        addresses = self.trials.beyond(now)
+        self._beyond.update(dict.fromkeys(addresses))
+        return [SendControl(address, msg.InitJoin(self.greeting)) for address in addresses]
 
     def _after_evidence(self, now: float, effects: Sequence[Effect] = ()) -> JoinProgress:
         """Join if the node has passed."""
@@ -437,7 +437,7 @@ class Joiner:
         """Found the cluster if this is the first seed and no other is in one."""
         contacting = self.phase is JoinPhase.CONTACTING
         if self.first and contacting and self.contacts.all_nacked():
-            return self._found()
+            return self._found_cluster()
         return JoinStep.NONE
 
     def _on_own_answer(self, at: Address) -> JoinProgress:
@@ -490,6 +490,6 @@ class Joiner:
     def _timeout_reason(self, now: float) -> str:
         tried = ", ".join(map(str, self.contacts.addresses[:ASKED_MAX])) or "none"
         who = "member that it knew has taken" if self.rejoins else "seed took"
-        found = self.broken(now)[:LINKS_NAMED] if self.phase is not JoinPhase.CONTACTING else ()
-        links = "".join(f"; {link.describe()}" for link in found)
+        broken = self.broken(now)[:LINKS_NAMED] if self.phase is not JoinPhase.CONTACTING else ()
+        links = "".join(f"; {link.describe()}" for link in broken)
         return f"no {who} this node in within {now - self._began_at:.0f} s; tried {tried}{links}"

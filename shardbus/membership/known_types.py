@@ -60,7 +60,7 @@ def _code(entity_type: str) -> str:
 @lru_cache(maxsize=256)
 def _codes(features: tuple[str, ...]) -> frozenset[str] | None:
     """Return the codes of a member's types, None if it does not announce them."""
-    rows = [one.removeprefix(ANNOUNCES) for one in features if one.startswith(ANNOUNCES)]
+    rows = [row.removeprefix(ANNOUNCES) for row in features if row.startswith(ANNOUNCES)]
     if not rows:
         return None
     return frozenset(

@@ -121,24 +121,24 @@ class OtherClusters:
         seed.waits, seed.silent = False, 0
         match answer:
             case msg.JoinRefused(reason):
-                found = OtherCluster(address, None, reason, seed.suspect)
+                cluster = OtherCluster(address, None, reason, seed.suspect)
             case msg.InitAck() if sender not in gossip.members:
-                found = OtherCluster(address, sender, "", seed.suspect)
+                cluster = OtherCluster(address, sender, "", seed.suspect)
             case _:
                 _forget(seed)
                 if seed.suspect:
                     del self._seeds[address]
                 return self._report()
         seed.answers += 1
-        seed.found = found if seed.answers >= SURE_AFTER else None
+        seed.found = cluster if seed.answers >= SURE_AFTER else None
         return self._report()
 
     def _report(self) -> list[Effect]:
-        found = tuple(seed.found for seed in self._seeds.values() if seed.found is not None)
-        if found == self._reported:
+        clusters = tuple(seed.found for seed in self._seeds.values() if seed.found is not None)
+        if clusters == self._reported:
             return []
-        self._reported = found
-        return [Notice(OtherClustersChanged(found))]
+        self._reported = clusters
+        return [Notice(OtherClustersChanged(clusters))]
 
 
 def _forget(seed: _Seed) -> None:

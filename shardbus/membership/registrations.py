@@ -56,12 +56,12 @@ class Registrations:
         before, self._seen = self._seen, {}
         alive, stale = [], []
         for address in sorted(by_address):
-            found = frozenset(by_address[address])
-            known, since = before.get(address, (found, now))
-            since = since if known == found else now
-            self._seen[address] = (found, since)
+            present = frozenset(by_address[address])
+            earlier, since = before.get(address, (present, now))
+            since = since if earlier == present else now
+            self._seen[address] = (present, since)
             if now - since < self._lasts:
                 alive.append(address)
             else:
-                stale += sorted(found)
+                stale += sorted(present)
         return alive, stale

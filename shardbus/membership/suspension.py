@@ -129,8 +129,8 @@ class Suspension:
         self, members: Collection[NodeId], watched: Container[NodeId], now: float
     ) -> list[NodeId]:
         """Return the members to ask now, besides the heartbeats to the `watched` ones."""
-        asked = watched if self._beats <= self._interval else ()
-        others = [node for node in members if node != self.me and node not in asked]
+        by_heartbeat = watched if self._beats <= self._interval else ()
+        others = [node for node in members if node != self.me and node not in by_heartbeat]
         if self._decide is None or not others:
             self._ask_at = None
             return self._ask_again(members, now)

@@ -143,9 +143,9 @@ class Trials:
         self, node: NodeId, at: Address, gossip: Address, cookie: int, now: float
     ) -> list[Effect]:
         """Be tried by this member, too, unless there are enough."""
-        known = self._examiners.get(node)
-        if known is not None:
-            known.cookie = cookie
+        earlier = self._examiners.get(node)
+        if earlier is not None:
+            earlier.cookie = cookie
             return []
         there = [e.node for e in self._examiners.values() if e.at == at]
         former = [ended for ended in there if ended != self.target]
@@ -166,19 +166,19 @@ class Trials:
 
     def ask(self, now: float) -> list[Effect]:
         """Ask all examiners again."""
-        asked: list[Effect] = []
+        effects: list[Effect] = []
         for examiner in self._examiners.values():
-            asked += [self._ask(examiner), self._beat(examiner.node, now)]
-        return asked
+            effects += [self._ask(examiner), self._beat(examiner.node, now)]
+        return effects
 
     def beyond(self, now: float) -> list[Address]:
         """Return the places of other members that the target reports and this node does not have,
         or that have not answered lately."""
         heard = [e for e in self._examiners.values() if not e.is_silent(now)]
-        known = {e.at for e in heard} | {e.node.address for e in heard}
+        places = {e.at for e in heard} | {e.node.address for e in heard}
         if len(heard) >= EXAMINERS_MAX:
             return []
-        return [one for one in self._others() if one not in known and one not in self._old]
+        return [at for at in self._others() if at not in places and at not in self._old]
 
     def on_result(self, sender: NodeId, result: TrialResult, now: float) -> list[Effect]:
         """Take an examiner's findings."""
@@ -204,8 +204,8 @@ class Trials:
         if self.target is None or not self._examiners[self.target].passed(now):
             return False
         others = [e for e in self._examiners.values() if e.node != self.target]
-        asked = [one for one in self._others() if one not in self._old]
-        return not asked or any(e.passed(now) for e in others)
+        askable = [address for address in self._others() if address not in self._old]
+        return not askable or any(e.passed(now) for e in others)
 
     def broken(self, now: float) -> list[BrokenLink]:
         """Return the ways that do not work."""
@@ -213,10 +213,10 @@ class Trials:
         since = self._examiners[self.target].since if self.target is not None else now
         links += [
             BrokenLink(
-                one, "messages", "a member of the cluster there does not answer", None, since
+                address, "messages", "a member of the cluster there does not answer", None, since
             )
-            for one in self.beyond(now)
-            if all(one != e.at for e in self._examiners.values())
+            for address in self.beyond(now)
+            if all(address != e.at for e in self._examiners.values())
         ]
         return links
 
@@ -262,49 +262,49 @@ class Examinations:
     def on_trial(self, gossip: Gossip, trial: Trial, now: float) -> list[Effect]:
         """Examine this node, or go on; answer with the findings so far."""
         node = trial.member.node
-        one = self._examined.get(node)
-        if one is None:
+        examined = self._examined.get(node)
+        if examined is None:
             if len(self._examined) >= EXAMINED_MAX:
                 return []
-            one = self._examined[node] = _Examined(trial.member, now)
-        one.asked_at = now
+            examined = self._examined[node] = _Examined(trial.member, now)
+        examined.asked_at = now
         effects: list[Effect] = []
-        if not one.probes and one.outcome is not ProbeOutcome.ALIVE:
-            one.probes = True
+        if not examined.probes and examined.outcome is not ProbeOutcome.ALIVE:
+            examined.probes = True
             effects.append(Probe(node))
-        if one.outcome is not None:
-            effects.append(self._result(gossip, one, now))
+        if examined.outcome is not None:
+            effects.append(self._result(gossip, examined, now))
         return effects
 
     def on_probe(
         self, gossip: Gossip, node: NodeId, outcome: ProbeOutcome, now: float
     ) -> list[Effect]:
         """Take the outcome of a probe. If the node's process answers, listen to its gossip."""
-        one = self._examined.get(node)
-        if one is None:
+        examined = self._examined.get(node)
+        if examined is None:
             return []
-        one.probes, one.outcome = False, outcome
+        examined.probes, examined.outcome = False, outcome
         effects: list[Effect] = []
         if outcome is ProbeOutcome.ALIVE and node not in self._tried and node not in gossip.members:
             self._tried.add(node)
-            effects.append(Subscribe(one.member))
-        return [*effects, *self._news(gossip, one, now)]
+            effects.append(Subscribe(examined.member))
+        return [*effects, *self._news(gossip, examined, now)]
 
     def on_heard(self, gossip: Gossip, node: NodeId, now: float) -> list[Effect]:
         """Gossip has come from this node."""
-        one = self._examined.get(node)
-        if one is None:
+        examined = self._examined.get(node)
+        if examined is None:
             return []
-        first, one.heard_at = one.heard_at <= now - HEARD_S, now
-        return self._news(gossip, one, now) if first else []
+        first, examined.heard_at = examined.heard_at <= now - HEARD_S, now
+        return self._news(gossip, examined, now) if first else []
 
     def deadline(self) -> float | None:
         """Return when `tick` is due."""
-        return min((one.asked_at + KEEP_S for one in self._examined.values()), default=None)
+        return min((e.asked_at + KEEP_S for e in self._examined.values()), default=None)
 
     def tick(self, gossip: Gossip, now: float) -> list[Effect]:
         """Forget nodes that ask no more, and do not listen to them unless they are members now."""
-        over = [n for n, one in self._examined.items() if now >= one.asked_at + KEEP_S]
+        over = [n for n, e in self._examined.items() if now >= e.asked_at + KEEP_S]
         ended: list[Effect] = []
         for node in over:
             del self._examined[node]
@@ -313,14 +313,15 @@ class Examinations:
                 ended.append(Unsubscribe(node))
         return ended
 
-    def _news(self, gossip: Gossip, one: _Examined, now: float) -> list[Effect]:
+    def _news(self, gossip: Gossip, examined: _Examined, now: float) -> list[Effect]:
         """Answer without being asked. A member has joined already, or asks again."""
-        return [] if one.member.node in gossip.members else [self._result(gossip, one, now)]
+        is_member = examined.member.node in gossip.members
+        return [] if is_member else [self._result(gossip, examined, now)]
 
-    def _result(self, gossip: Gossip, one: _Examined, now: float) -> SendControl:
-        node = one.member.node
-        messages = NOT_TRIED if one.outcome is None else WHY[one.outcome]
-        heard = one.heard_at > now - HEARD_S
+    def _result(self, gossip: Gossip, examined: _Examined, now: float) -> SendControl:
+        node = examined.member.node
+        messages = NOT_TRIED if examined.outcome is None else WHY[examined.outcome]
+        heard = examined.heard_at > now - HEARD_S
         gossip_works = "" if heard else NOT_TRIED if messages else NOT_HEARD
         return SendControl(node, TrialResult(messages, gossip_works, beyond(gossip, self.me, node)))
 

@@ -117,8 +117,8 @@ class Survey:
         members = frozenset(self._members)
         for answer in answers:
             for node, (vitals, age) in answer.items():
-                known = self.found.get(node)
-                if node in members and (known is None or age < known[1]):
+                earlier = self.found.get(node)
+                if node in members and (earlier is None or age < earlier[1]):
                     self.found[node] = (vitals, age)
 
     def unseen(self) -> list[NodeId]:

@@ -68,15 +68,15 @@ class DeploymentRevision:
         """
         failures, reported = 0, ""
         while True:
-            found = await self._pod.revision()
-            if isinstance(found, str):
-                return found
-            if found.final:
-                raise ConfigError(found.text)
+            revision = await self._pod.revision()
+            if isinstance(revision, str):
+                return revision
+            if revision.final:
+                raise ConfigError(revision.text)
             failures += 1
-            if found.text != reported:
-                log.warning("the revision of the Deployment is not known yet: %s", found.text)
-            reported = found.text
+            if revision.text != reported:
+                log.warning("the revision of the Deployment is not known yet: %s", revision.text)
+            reported = revision.text
             await asyncio.sleep(doubling(PAUSE_FIRST_S, PAUSE_MAX_S, failures))
 
 
@@ -92,9 +92,9 @@ async def with_version(settings: NodeSettings, source: VersionSource | None) -> 
     limit = asyncio.timeout(settings.version_timeout)
     try:
         async with limit:
-            found = source()
-            if inspect.isawaitable(found):
-                found = await found
+            answer = source()
+            if inspect.isawaitable(answer):
+                answer = await answer
     except (asyncio.CancelledError, GeneratorExit):
         raise
     except BaseException as e:
@@ -105,11 +105,11 @@ async def with_version(settings: NodeSettings, source: VersionSource | None) -> 
             ) from None
         text = f"{name} failed to return a version: {described(e)}"
         raise ConfigError(text[:300], hint="set node.version") from e
-    if found is None:
+    if answer is None:
         return settings
-    if not isinstance(found, str) or not 0 < len(found) <= LENGTH_MAX or not found.isprintable():
+    if not isinstance(answer, str) or not 0 < len(answer) <= LENGTH_MAX or not answer.isprintable():
         raise ConfigError(
-            f"{name} returned {shown(found, 60)}, which is no version",
+            f"{name} returned {shown(answer, 60)}, which is no version",
             hint=f"a version is a text of 1 to {LENGTH_MAX} characters",
         )
-    return replace(settings, version=found)
+    return replace(settings, version=answer)

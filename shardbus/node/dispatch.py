@@ -159,17 +159,17 @@ class Dispatcher:
         """Keep messages that no region gets as dead letters."""
         if run.type != NodeRpc.TYPE:
             rows = zip(run.ids, run.payloads, strict=True)
-            asked = isinstance(run, AskRun)
+            is_ask = isinstance(run, AskRun)
             self._letters.strangers(
-                run.type, reason, run.method, rows, session.name, answered=asked
+                run.type, reason, run.method, rows, session.name, answered=is_ask
             )
 
     def _keep_relayed(self, session: Session, message: Relayed, reason: str) -> None:
         """Keep a forwarded message that no region gets as a dead letter."""
         rows = ((message.id, message.payload),)
-        asked = bool(message.corr)
+        is_ask = bool(message.corr)
         self._letters.strangers(
-            message.type, reason, message.method, rows, session.name, answered=asked
+            message.type, reason, message.method, rows, session.name, answered=is_ask
         )
 
     def on_flush(self, session: Session, flush: Flush) -> None:
@@ -237,11 +237,11 @@ class Dispatcher:
             self._not_allowed(session, message)  # the outermost type has the machines
         elif kind is messages.GetShardHome:
             has_shard = region.router.has_shard
-            asked = messages.GetShardHome(tuple(filter(has_shard, dict.fromkeys(message.shards))))
+            request = messages.GetShardHome(tuple(filter(has_shard, dict.fromkeys(message.shards))))
             if sender in self.clients:
-                region.router.handle(events.MessageReceived(sender, asked))
-            elif asked.shards:
-                self._singletons[name].coordinator.received(sender, asked)
+                region.router.handle(events.MessageReceived(sender, request))
+            elif request.shards:
+                self._singletons[name].coordinator.received(sender, request)
         elif kind is TypeInfo:
             if not message.known:
                 self._singletons[name].type_missing(sender)
@@ -267,10 +267,10 @@ class Dispatcher:
             info = TypeInfo(False, "", 0, similar=closest(name, usable), elsewhere=elsewhere)
         else:
             interface = region.entity_type.interface
-            own = region.table.entity_type.interface.shard_of is not None
-            shards = 0 if own else interface.shards
+            has_shard_of = region.table.entity_type.interface.shard_of is not None
+            shards = 0 if has_shard_of else interface.shards
             count = region.router.region.instances
-            within = tuple(one.name for one in ancestors(interface))
+            within = tuple(ancestor.name for ancestor in ancestors(interface))
             info = TypeInfo(True, interface.layout, shards, count, interface.router, within)
         session.outbox.control(encode_control(name, info))
 

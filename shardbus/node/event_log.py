@@ -94,12 +94,12 @@ def event_name(event: type[view.DomainEvent]) -> str:
 def event_fields(event: view.DomainEvent) -> dict[str, object]:
     """The fields of the line of an event of membership: its name, and the member or the leader that
     it concerns."""
-    found: dict[str, object] = {"event": event_name(type(event))}
+    fields: dict[str, object] = {"event": event_name(type(event))}
     if node := concerned_by(event):
-        found["member"] = str(node)
+        fields["member"] = str(node)
     if isinstance(event, view.RoleLeaderChanged):
-        found["role"] = event.role
-    return found
+        fields["role"] = event.role
+    return fields
 
 
 def concerned_by(event: view.DomainEvent) -> NodeId | None:
@@ -181,8 +181,8 @@ def sentence(event: view.DomainEvent) -> str:
             return f"{node} is starved: its timer fired {late:.1f} s late"
         case view.SlowHeartbeat(node=node, seconds=took):
             return f"{node} took {took:.1f} s to answer a heartbeat"
-        case view.OtherClustersChanged(clusters=found):
-            return _others(found)
+        case view.OtherClustersChanged(clusters=clusters):
+            return _others(clusters)
         case view.DowningDecided(decision=decision):
             return f"downing: {describe_decision(decision)}"
         case view.HandlingSuspended(reason=reason):
@@ -200,14 +200,14 @@ def sentence(event: view.DomainEvent) -> str:
             return f"this node {reason}"
 
 
-def _others(found: tuple[view.OtherCluster, ...]) -> str:
-    if not found:
+def _others(clusters: tuple[view.OtherCluster, ...]) -> str:
+    if not clusters:
         return "no seed is in another cluster any more"
     seeds = [
-        f"{one.seed} ({one.reason or f'it is {one.node}, which is no member here'})"
-        for one in found
+        f"{cluster.seed} ({cluster.reason or f'it is {cluster.node}, which is no member here'})"
+        for cluster in clusters
     ]
-    writers = [one.seed for one in found if one.writes]
+    writers = [cluster.seed for cluster in clusters if cluster.writes]
     writes = f"; another cluster writes this store: {named(writers)}" if writers else ""
     which = "nodes" if writers else "seeds"
     return (

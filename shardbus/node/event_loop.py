@@ -71,17 +71,17 @@ class NodeEventLoop(asyncio.SelectorEventLoop):
             return await super().getaddrinfo(
                 host, port, family=family, type=type, proto=proto, flags=flags
             )
-        known = await self._names.resolve(host, WITHIN_S)
-        found: list[tuple[Any, ...]] = []
-        for address in known.addresses:
-            own = socket.AF_INET6 if ":" in address else socket.AF_INET
-            if family in (0, own):
-                found += socket.getaddrinfo(
-                    address, port, own, type, proto, flags | socket.AI_NUMERICHOST
+        lookup = await self._names.resolve(host, WITHIN_S)
+        addresses: list[tuple[Any, ...]] = []
+        for address in lookup.addresses:
+            kind = socket.AF_INET6 if ":" in address else socket.AF_INET
+            if family in (0, kind):
+                addresses += socket.getaddrinfo(
+                    address, port, kind, type, proto, flags | socket.AI_NUMERICHOST
                 )
-        if not found:
-            raise socket.gaierror(socket.EAI_AGAIN, known.reason or "no address of that family")
-        return found
+        if not addresses:
+            raise socket.gaierror(socket.EAI_AGAIN, lookup.reason or "no address of that family")
+        return addresses
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
         """Report an error that no other code handles."""

@@ -62,14 +62,14 @@ class FileDescriptors:
     @staticmethod
     def _raise() -> int:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = WANTED if hard == resource.RLIM_INFINITY else min(hard, WANTED)
-        if soft == resource.RLIM_INFINITY or soft >= wanted:
+        limit = WANTED if hard == resource.RLIM_INFINITY else min(hard, WANTED)
+        if soft == resource.RLIM_INFINITY or soft >= limit:
             return WANTED if soft == resource.RLIM_INFINITY else soft
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
         except (OSError, ValueError):
             return soft
-        return wanted
+        return limit
 
     def _check(self) -> None:
         used, limit = in_use(), descriptors_limit()

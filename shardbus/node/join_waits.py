@@ -100,8 +100,8 @@ class JoinWaits:
 
     def _looked_at(self, links: Sequence[BrokenLink]) -> bool:
         """True if the addresses that this line would name have been looked at."""
-        own = [link for link in links if link.by is None][:LOOKS_MAX]
-        return all((link.address, link.channel) in self._seen for link in own)
+        local = [link for link in links if link.by is None][:LOOKS_MAX]
+        return all((link.address, link.channel) in self._seen for link in local)
 
     def _look_at(self, links: Sequence[BrokenLink], now: float) -> None:
         for link in [link for link in links if link.by is None][:LOOKS_MAX]:
@@ -112,8 +112,7 @@ class JoinWaits:
                 self._looks.spawn(self._look_once(*place), self._loop)
 
     async def _look_once(self, address: Address, channel: str) -> None:
-        found = await self._look(address, channel)
-        self._seen[address, channel] = found
+        self._seen[address, channel] = await self._look(address, channel)
 
 
 def _way(link: BrokenLink) -> Way:

@@ -119,24 +119,24 @@ class MembershipLink:
 
     # ---- messages of other nodes
 
-    def received(self, sender: NodeId, body: bytes, asked: Address | None) -> str:
-        """Hand on a message of membership. `asked`: the address that this node asked to join, if
+    def received(self, sender: NodeId, body: bytes, contact: Address | None) -> str:
+        """Hand on a message of membership. `contact`: the address that this node asked to join, if
         this is its answer. Returns why the message was dropped, empty if it was not."""
-        kind, allowed = gossip.kind_of(body), JOIN_REQUESTS if asked is None else JOIN_ANSWERS
+        kind, allowed = gossip.kind_of(body), JOIN_REQUESTS if contact is None else JOIN_ANSWERS
         if kind not in allowed:
             log.warning("dropped a message of membership that %s may not send", sender)
             return "not_allowed"
-        if self.runner is None or (asked is not None and self._is_late(asked)):
+        if self.runner is None or (contact is not None and self._is_late(contact)):
             return "early"  # or late: this node does not join now
         control = cast("ControlMessage", gossip.decode(body))
-        self.post(cluster.ControlReceived(sender, control, asked))
+        self.post(cluster.ControlReceived(sender, control, contact))
         return ""
 
-    def _is_late(self, asked: Address) -> bool:
+    def _is_late(self, contact: Address) -> bool:
         """True if this node has no use for an answer from there: it does not join now, and that is
         no seed of it."""
         watched = self.requests.suspects.union(self.joins.watched)
-        return self._members.view is not None and asked not in watched
+        return self._members.view is not None and contact not in watched
 
     def session_refused(self, reason: str, address: Address) -> None:
         """A node that this node asked to join refuses its session, so it refuses the node."""

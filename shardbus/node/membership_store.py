@@ -74,20 +74,20 @@ class MembershipStore:
             case ev.FreeClaim(record):
                 self._tasks.spawn(self._update(claim_registry.free(self._store, record)))
 
-    async def _acquire(self, wanted: ev.AcquireLease) -> None:
+    async def _acquire(self, request: ev.AcquireLease) -> None:
         granted, counter = None, 0
         try:
-            lease = await self._store.acquire_lease(wanted.name, wanted.owner, wanted.ttl)
+            lease = await self._store.acquire_lease(request.name, request.owner, request.ttl)
         except ShardBusError as e:
-            level = logging.DEBUG if wanted.name == FOUNDING else logging.WARNING
-            log.log(level, "no answer about lease %s: %s", wanted.name, e)
+            level = logging.DEBUG if request.name == FOUNDING else logging.WARNING
+            log.log(level, "no answer about lease %s: %s", request.name, e)
         except Exception:
-            log.exception("the lease %s was not asked for", wanted.name)
+            log.exception("the lease %s was not asked for", request.name)
         else:
             granted, counter = lease is not None, lease.counter if lease is not None else 0
-            if wanted.name == FOUNDING:
+            if request.name == FOUNDING:
                 self._claim = lease
-        self._post(ev.LeaseResult(wanted.name, granted, counter))
+        self._post(ev.LeaseResult(request.name, granted, counter))
 
     async def _read(self) -> None:
         record, answered = None, False
@@ -123,9 +123,9 @@ class MembershipStore:
             log.debug("no answer about the nodes that use this store: %s", e)
             return
         members = {member.node.address for member in view.members}
-        found = tuple(sorted(registered - members)[:SUSPECTS_MAX])
-        self.suspects = frozenset(found)
-        self._post(ev.SuspectNodes(found))
+        suspects = tuple(sorted(registered - members)[:SUSPECTS_MAX])
+        self.suspects = frozenset(suspects)
+        self._post(ev.SuspectNodes(suspects))
 
     def on_notice(self, event: object) -> None:
         """Keep for the pages which other clusters membership has found, and why it waits."""
@@ -141,10 +141,10 @@ class MembershipStore:
     def rival(self) -> str:
         """The text for operators about another cluster that writes this store; empty if none
         does."""
-        found = [other.seed for other in self.other_clusters if other.writes]
-        if self._rival is None and not found:
+        seeds = [other.seed for other in self.other_clusters if other.writes]
+        if self._rival is None and not seeds:
             return ""
-        addresses = dict.fromkeys((*(self._rival or ()), *found))
+        addresses = dict.fromkeys((*(self._rival or ()), *seeds))
         return f"another cluster writes this store: {named(addresses)}"
 
     # ---- the end

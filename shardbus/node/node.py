@@ -281,9 +281,9 @@ class Node:
     def _make_singleton(
         self, region: RegionShell, settings: ShardingSettings, strategy: AllocationStrategy
     ) -> SingletonShell:
-        own, interface = self.settings.cluster, region.entity_type.interface
-        name, margin = region.name, own.downing.down_removal_margin
-        least, threads = cluster_minimum(own, settings.role), may_block(strategy)
+        section, interface = self.settings.cluster, region.entity_type.interface
+        name, margin = region.name, section.downing.down_removal_margin
+        least, threads = cluster_minimum(section, settings.role), may_block(strategy)
 
         def make() -> Coordinator:
             layout, instances, me = interface.layout, interface.instances, self.me
@@ -292,7 +292,7 @@ class Node:
             )
 
         def self_acting() -> SelfActing:
-            kinds = [one.entity_type for one in self.regions.values() if one.table is region]
+            kinds = [other.entity_type for other in self.regions.values() if other.table is region]
             reminds = {
                 kind.name: self.regions[kind.name].router.shard_of for kind in kinds if kind.reminds
             }
@@ -300,9 +300,9 @@ class Node:
             shards = interface.shards if interface.shard_of is None else 0
             listed = [k.name + durable_mailboxes.LIST for k in kinds if k.durable_mailbox]
             listed += [k.name + entity_sends.LIST for k in kinds if entity_sends.delivers(k)]
-            return SelfActing(reminds, {one.source for one in projections}, listed, shards)
+            return SelfActing(reminds, {p.source for p in projections}, listed, shards)
 
-        return SingletonShell(region, make, self, margin, own.singleton, self_acting)
+        return SingletonShell(region, make, self, margin, section.singleton, self_acting)
 
     def _add_periodic_tasks(self) -> None:
         """Register the work of every tick, and the sweeps that run once a second."""
@@ -369,8 +369,8 @@ class Node:
 
     def _own_replica(self) -> tuple[str, ...]:
         """Return the feature that announces this node's replica, none if it has none."""
-        own = own_replica(self.settings)
-        return (f"{REPLICA}{own}",) if own is not None else ()
+        address = own_replica(self.settings)
+        return (f"{REPLICA}{address}",) if address is not None else ()
 
     # ---- effects of membership
 
@@ -508,8 +508,8 @@ class Node:
             node, entity_type, region.coordinator_role
         )
 
-    def _on_membership(self, sender: NodeId, body: bytes, asked: Address | None) -> None:
-        if reason := self.membership.received(sender, body, asked):
+    def _on_membership(self, sender: NodeId, body: bytes, contact: Address | None) -> None:
+        if reason := self.membership.received(sender, body, contact):
             self.endpoint.count_drop(reason)
 
     def _session_lost(self, session: Session, unsent: list[Unsent]) -> None:

@@ -49,8 +49,8 @@ class RecentEvents:
 
     def add(self, event: DomainEvent) -> None:
         """Keep an event of membership."""
-        told: dict[str, Any] = fact(event)
-        self._keep(self._membership, told["event"], "", told["node"], told["text"])
+        row: dict[str, Any] = fact(event)
+        self._keep(self._membership, row["event"], "", row["node"], row["text"])
 
     def add_note(self, entity_type: str, note: Note) -> None:
         """Keep a note of a type's machine, if it is one that is logged."""

@@ -63,8 +63,8 @@ class NodeRecords:
 
     def _sender_of(self, mark: int) -> str:
         """Return the name of the process that sent a tell with this mark; empty if unknown."""
-        own = mark in (Origin.OWN, self.drops.own_mark)
-        return str(self._me) if own else self.drops.sender_of(mark)
+        is_own = mark in (Origin.OWN, self.drops.own_mark)
+        return str(self._me) if is_own else self.drops.sender_of(mark)
 
     def note(self, entity_type: str, note: Note, epoch: int) -> None:
         """Count and log a machine's note. `epoch`: of the type's table here."""

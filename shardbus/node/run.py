@@ -190,8 +190,8 @@ class _NodeRun:
     async def _run(self, signals: StopSignals) -> int:
         bus = self._bus
         source = version_source(self._settings.kubernetes, bus.version_source)
-        own = await _unless_stopped(with_version(self._settings.node, source), signals)
-        settings = replace(self._settings, node=own)
+        versioned = await _unless_stopped(with_version(self._settings.node, source), signals)
+        settings = replace(self._settings, node=versioned)
         if self.rejoins_by and not await _unless_stopped(
             store_answers(bus.name, settings), signals
         ):

@@ -53,9 +53,9 @@ async def _go_through(node: Node, progress: Progress) -> bool:
     in_time = True
     for phase in PHASES:
         if in_time or phase == LAST:
-            own = work[phase](node, progress) if phase in work else None
+            step = work[phase](node, progress) if phase in work else None
             seconds = node.phases.seconds(phase, longest_move(node))
-            in_time &= await node.phases.run(phase, seconds, progress, own)
+            in_time &= await node.phases.run(phase, seconds, progress, step)
     return in_time
 
 
@@ -68,10 +68,21 @@ async def _hand_off(node: Node, progress: Progress) -> None:
         ends: set[asyncio.Future[Any]] = {drained, node.membership.cluster_stops}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if drained.done():
-            await _until(node, lambda: not _awaits_homes(node), longest_move(node))
+            await _await_homes(node)
             return
     progress(f"the whole cluster stops: stopping {_hosted(node)}")
     await asyncio.gather(*(region.stop_here() for region in node.regions.values()))
+
+
+async def _await_homes(node: Node) -> None:
+    """Wait for the homes of messages, for as long as a move may take, but for `PART_S` at most once
+    no region may take shards, as if all nodes leave at a time."""
+    now = node.loop.time
+    until, may_find = now() + longest_move(node), now()
+    while _awaits_homes(node) and now() < min(until, may_find + PART_S):
+        if not any(region.router.region.lacks_regions for region in node.regions.values()):
+            may_find = now()
+        await asyncio.sleep(POLL_S)
 
 
 async def _leave(node: Node, progress: Progress) -> None:
@@ -143,7 +154,7 @@ def _hand_off_waits(node: Node) -> list[str]:
         if shards := len(region.host.shards):
             running = region.host.runner.running_handlers
             keepers = (running.running(eager) for eager in list(running.tasks.values()))
-            keeper = next((one for one in keepers if one is not None), None)
+            keeper = next((handler for handler in keepers if handler is not None), None)
             why = f" ({keeper} runs)" if keeper is not None else ""
             waits.append(f"{counted(shards, 'shard')} of {name!r}{why}")
     return waits or ["messages without a home"]

@@ -93,9 +93,9 @@ class Phases:
         phase: str,
         seconds: float,
         progress: Progress,
-        own: Coroutine[Any, Any, None] | None = None,
+        work: Coroutine[Any, Any, None] | None = None,
     ) -> bool:
-        """Run one phase, with `own` as the node's work in it. True if that work ended in time."""
+        """Run one phase, with `work` as the node's work in it. True if that work ended in time."""
         self.current = phase
         running = self._running = {
             asyncio.ensure_future(_guarded(phase, task)): callable_name(task)
@@ -103,7 +103,7 @@ class Phases:
         }
         if running:
             progress(f"{phase}: {', '.join(running.values())}")
-        mine = asyncio.ensure_future(own) if own is not None else None
+        mine = asyncio.ensure_future(work) if work is not None else None
         waiting = {*running, *([mine] if mine is not None else [])}
         late = waiting
         try:

@@ -60,7 +60,7 @@ class StalledPeers:
             return []
         stalled = [s for s in sessions if s.link.outstanding and s.tag in reachable]
         before, self._stalls = self._stalls, {}
-        found = []
+        nodes = []
         for session in stalled:
             stall, sign = (
                 before.get(session),
@@ -72,11 +72,11 @@ class StalledPeers:
                 stall.seconds += passed
             self._stalls[session] = stall
             if stall.seconds >= self._after:
-                found.append(session.tag)
-        if found:
+                nodes.append(session.tag)
+        if nodes:
             tested = TESTED_PART * self._after
-            found += [s.tag for s, stall in self._stalls.items() if stall.seconds >= tested]
-        return list(dict.fromkeys(found))
+            nodes += [s.tag for s, stall in self._stalls.items() if stall.seconds >= tested]
+        return list(dict.fromkeys(nodes))
 
     def untested(self, reachable: Collection[NodeId]) -> list[NodeId]:
         """Return the members to send something to: others than the stalled ones, once per stall."""

@@ -27,8 +27,8 @@ class ViewAges:
         self.unreachable = {node: self.unreachable.get(node, now) for node in view.unreachable}
         before = self._statuses
         self._statuses = {
-            member.node: known
-            if (known := before.get(member.node)) and known[0] is member.status
+            member.node: prior
+            if (prior := before.get(member.node)) and prior[0] is member.status
             else (member.status, now)
             for member in view.members
         }

@@ -120,7 +120,7 @@ class Record(msgspec.Struct, frozen=True):
         after = Record({**self.entries, entry.name: entry})
         if len(after.entries) > REMINDERS_MAX:
             raise ConfigError(f"an entity has at most {REMINDERS_MAX} reminders")
-        if sum(len(one.payload) + 200 for one in after.entries.values()) > RECORD_MAX:
+        if sum(len(stored.payload) + 200 for stored in after.entries.values()) > RECORD_MAX:
             raise ConfigError(f"the reminders of an entity have at most {RECORD_MAX} bytes")
         return after
 
@@ -138,7 +138,7 @@ class Record(msgspec.Struct, frozen=True):
     def without(self, names: Iterable[str]) -> Record:
         """Return the record without these reminders."""
         gone = set(names)
-        return Record({name: one for name, one in self.entries.items() if name not in gone})
+        return Record({name: entry for name, entry in self.entries.items() if name not in gone})
 
     def first_due(self, now: int) -> Entry | None:
         """Return the reminder that is due first, None if none is by now."""

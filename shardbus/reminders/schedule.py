@@ -162,8 +162,8 @@ class ReminderSchedule:
                     self._touched[entity_id] = due
                 self._put(entity_id, due)
             case Doubtful(entity_id, due):
-                known = self._due.get(entity_id, 0)
-                self._put(entity_id, min(known or due, due or known))
+                planned = self._due.get(entity_id, 0)
+                self._put(entity_id, min(planned or due, due or planned))
             case Ended():
                 self._on_ended(event, now)
             case _:
@@ -252,7 +252,7 @@ class ReminderSchedule:
         self._at[entity_id] = at
         heappush(self._heap, (at, entity_id))
         if len(self._heap) > 4 * HELD_MAX + 4 * len(self._at):
-            self._heap = [(at, one) for one, at in self._at.items()]
+            self._heap = [(at, entity) for entity, at in self._at.items()]
             heapify(self._heap)
 
     def _shrink(self) -> None:
@@ -264,7 +264,7 @@ class ReminderSchedule:
                 del self._due[entity_id]
                 self._at.pop(entity_id, None)
                 self._forget_failures(entity_id)
-        self._heap = [(at, one) for one, at in self._at.items()]
+        self._heap = [(at, entity) for entity, at in self._at.items()]
         heapify(self._heap)
 
     def _clock_set_back(self, now: int) -> None:
@@ -285,8 +285,8 @@ class ReminderSchedule:
         assert set(self._at) | set(self._woken) >= set(self._due), "an entry is never woken"
         assert set(self._at) <= set(self._due)
         entries = set(self._heap)
-        assert all((at, one) in entries for one, at in self._at.items())
-        assert all(at >= self._due[one] for one, at in self._at.items()), "woken early"
+        assert all((at, entity) in entries for entity, at in self._at.items())
+        assert all(at >= self._due[entity] for entity, at in self._at.items()), "woken early"
         if self._touched is None and horizon is not None:
             outside = [e for e in self._due.items() if (e[1], e[0]) > horizon]
             assert not [e for e in outside if e[0] not in self._woken], outside

@@ -76,11 +76,11 @@ class ReplicaPeers:
 
     def connect_to(self, addresses: Iterable[Address]) -> None:
         """Connect to these, too, and end connections to others."""
-        wanted = [address for address in dict.fromkeys(addresses) if address != self.me]
-        for peer in self._links.keys() - set(wanted):
+        peers = [address for address in dict.fromkeys(addresses) if address != self.me]
+        for peer in self._links.keys() - set(peers):
             self._links.pop(peer).close()
             self._on_down(peer)
-        for peer in wanted[:PEERS_MAX]:
+        for peer in peers[:PEERS_MAX]:
             if peer not in self._links:
                 self._links[peer] = self._network.connect(
                     peer,

@@ -348,11 +348,11 @@ class ReplicaServer:
         )
 
     def _on_other_ring(self, connection: bytes, ring: int) -> None:
-        own = self._place.ring
-        if ring < own.number:
-            self._turns.after_sync(partial(self._send_ring, connection, own))
+        own_ring = self._place.ring
+        if ring < own_ring.number:
+            self._turns.after_sync(partial(self._send_ring, connection, own_ring))
         else:
-            self._send(connection, ReplicaFrame.WANTED, b"", own.number)
+            self._send(connection, ReplicaFrame.WANTED, b"", own_ring.number)
 
     def _send_ring(self, connection: bytes, ring: ReplicaRing) -> None:
         self._send(connection, ReplicaFrame.RING, encode_body(ring), ring.number)

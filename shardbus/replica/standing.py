@@ -104,8 +104,8 @@ class Standing:
     @property
     def state(self) -> DiskState:
         """The facts to store."""
-        known = self.registry.known
-        return DiskState(self.starts, self.ring, self.founding.founded, self.counter, known)
+        disks = self.registry.known
+        return DiskState(self.starts, self.ring, self.founding.founded, self.counter, disks)
 
     def advance(self, now: float) -> None:
         """Take the place in the first ring once the store is founded."""
@@ -193,14 +193,14 @@ class Standing:
         that know that it leaves; and of two that know it of each other, the one with the lower id
         ends first. A disk of an earlier release does not say what it knows, and counts.
         """
-        ring, own = self.place.ring, self.place.disk
+        ring, me = self.place.ring, self.place.disk
         others = 0
-        for disk in ring.disks - {own}:
+        for disk in ring.disks - {me}:
             at, report = self._sights.get(disk, (0.0, None))
             if report is None or now - at > SILENT_S or not report.votes:
                 continue
             leaving = report.leaving
-            others += leaving is None or (own in leaving and (disk not in leaving or own < disk))
+            others += leaving is None or (me in leaving and (disk not in leaving or me < disk))
         return others >= majority(len(ring.members))
 
     @property

@@ -148,12 +148,12 @@ class DiskTurns:
                 compacted = self._rewrite.number
                 records.append(self._place.place)
         state, status = self._state(), self._place.status
-        own = state if state != self.stored or compacted else None
-        if not records and own is None and not begins:
+        new_state = state if state != self.stored or compacted else None
+        if not records and new_state is None and not begins:
             _make(turn)
             self._writing = False
             return
-        body = encode_turn(LogTurn(records, own, compacted))
+        body = encode_turn(LogTurn(records, new_state, compacted))
         work = self._threads.submit(self._write, body, begins, bool(compacted))
         work.add_done_callback(
             lambda done: self._post(partial(self._written, turn, state, status, done.exception()))

@@ -76,8 +76,8 @@ class DiskRegistry:
 
     __slots__ = ("_known", "_seen", "_twice")
 
-    def __init__(self, known: Iterable[DiskKnown] = ()) -> None:
-        self._known = {each.disk: each for each in known}
+    def __init__(self, disks: Iterable[DiskKnown] = ()) -> None:
+        self._known = {each.disk: each for each in disks}
         self._seen: dict[tuple[int, int], float] = {}
         """By disk and run: when it was last seen."""
         self._twice: dict[int, float] = {}
@@ -86,7 +86,7 @@ class DiskRegistry:
     def answer(self, shown: DiskShown, now: float) -> bool:
         """Return True if the disk may vote, as far as this one knows."""
         disk, counter, run = shown
-        known = self._known.get(disk, DiskKnown(disk, 0, run))
+        stored = self._known.get(disk, DiskKnown(disk, 0, run))
         alive = [
             other
             for (each, other), seen in self._seen.items()
@@ -98,10 +98,10 @@ class DiskRegistry:
             self._twice[disk] = now
         if now - self._twice.get(disk, -SILENT_S) < SILENT_S:
             return False
-        if run != known.run and counter <= known.counter:
+        if run != stored.run and counter <= stored.counter:
             return False
-        if counter > known.counter or run != known.run:
-            self._known[disk] = DiskKnown(disk, max(counter, known.counter), run)
+        if counter > stored.counter or run != stored.run:
+            self._known[disk] = DiskKnown(disk, max(counter, stored.counter), run)
         return True
 
     def closed(self, disk: int, run: int) -> None:
@@ -110,7 +110,7 @@ class DiskRegistry:
 
     def keep(self, disks: Collection[int]) -> None:
         """Forget all disks but these, the members of a new ring."""
-        self._known = {disk: known for disk, known in self._known.items() if disk in disks}
+        self._known = {disk: entry for disk, entry in self._known.items() if disk in disks}
         self._twice = {disk: at for disk, at in self._twice.items() if disk in disks}
 
     @property

@@ -137,12 +137,12 @@ def change_list(
 # -- the store itself ----------------------------------------------------------------------------
 
 
-def identify(known: str, fresh: str) -> Function:
-    """Name the store `known`; without it, keep the stored name, or write `fresh`. Result: the
+def identify(chosen: str, fresh: str) -> Function:
+    """Name the store `chosen`; without it, keep the stored name, or write `fresh`. Result: the
     name."""
 
     def function(value: Value) -> Written | Unchanged:
-        name = known or value or fresh
+        name = chosen or value or fresh
         return Unchanged(value) if name == value else Written(name, name)
 
     return function

@@ -150,7 +150,7 @@ def sealed(head: JournalValue, place: BlockPlace, count: int) -> JournalValue:
         entries=left,
         size=sum(map(len, left)),
         blocks=(*head.blocks, place),
-        dropped=tuple(one for one in head.dropped if one.slot != place.slot),
+        dropped=tuple(block for block in head.dropped if block.slot != place.slot),
     )
 
 

@@ -91,12 +91,12 @@ def _same(read: object, value: object, room: int) -> bool:
     match read, value:
         case list(), list():
             pairs = zip(read, value, strict=True)
-            return all(_same(one, each, left) for one, each in pairs)
+            return all(_same(part, each, left) for part, each in pairs)
         case dict(), dict():
             fields = zip(read.items(), value.items(), strict=True)
             return all(
-                _same(name, key, left) and _same(one, each, left)
-                for (name, one), (key, each) in fields
+                _same(name, key, left) and _same(part, each, left)
+                for (name, part), (key, each) in fields
             )
         case datetime(), datetime():
             return read == value.astimezone(UTC)  # of two zones, == is False in a repeated hour

@@ -87,12 +87,12 @@ def data_row(value: DataValue) -> Row:
     return Row(ballot, ballot, value)
 
 
-def merged(one: Row, other: Row) -> Row:
+def merged(row: Row, other: Row) -> Row:
     """Return the row that both make together."""
-    if isinstance(one.value, DataValue) and isinstance(other.value, DataValue):
-        return one if one.ballot == other.ballot else data_row(joined(one.value, other.value))
-    newer = other if other.ballot > one.ballot else one
-    return Row(max(one.promise, other.promise), newer.ballot, newer.value)
+    if isinstance(row.value, DataValue) and isinstance(other.value, DataValue):
+        return row if row.ballot == other.ballot else data_row(joined(row.value, other.value))
+    newer = other if other.ballot > row.ballot else row
+    return Row(max(row.promise, other.promise), newer.ballot, newer.value)
 
 
 # -- requests ------------------------------------------------------------------------------------

@@ -287,20 +287,20 @@ class RingDisk:
                     self._comparisons.setdefault((partition, disk), _Comparison())
         return self.tick(now)
 
-    def take(self, asked: int, answer: DiskAnswer, now: float) -> list[AskDisk]:
+    def take(self, sender: int, answer: DiskAnswer, now: float) -> list[AskDisk]:
         """Take the answer of the disk that was asked."""
         match answer:
             case rings.RingIs(ring):
                 return self.adopt(ring, now)
             case rings.RingWanted(number) if number < self.ring.number:
-                return [AskDisk(asked, rings.AdoptRing(self.ring))]
+                return [AskDisk(sender, rings.AdoptRing(self.ring))]
             case PartitionDigests(disk, number, partition, source, digests):
                 comparison = self._comparisons.get((partition, disk))
                 if comparison is None or number != self.ring.number:
                     return []
                 first = partition * BUCKETS_EACH
-                own = self.registers.digests[first : first + BUCKETS_EACH]
-                pairs = enumerate(zip(own, digests, strict=True), first)
+                mine = self.registers.digests[first : first + BUCKETS_EACH]
+                pairs = enumerate(zip(mine, digests, strict=True), first)
                 comparison.buckets = {bucket for bucket, (a, b) in pairs if a != b}
                 comparison.source, comparison.again_at, comparison.asks = source, 0.0, 0
                 self.counts["compared"] += 1
@@ -356,7 +356,7 @@ class RingDisk:
         effects: list[AskDisk] = []
         number = self.ring.number
         under_way = [(part, c) for (part, _), c in self._comparisons.items() if c.again_at > now]
-        asked = len(under_way)
+        open_asks = len(under_way)
         fetching = {part for part, c in under_way if c.buckets and c.asks <= 1}
         for (partition, disk), comparison in list(self._comparisons.items()):
             if comparison.again_at > now:
@@ -369,10 +369,10 @@ class RingDisk:
                 self.counts["unanswered"] += 1
             elif partition in fetching:
                 comparison.buckets, comparison.again_at = None, 0.0
-            elif asked >= ASKED_MAX:
+            elif open_asks >= ASKED_MAX:
                 comparison.again_at = 0.0
             else:
-                asked += 1
+                open_asks += 1
                 comparison.asks += 1
                 pause = doubling(ASK_AGAIN_S, ASK_AGAIN_MOST_S, comparison.asks)
                 comparison.again_at = now + pause

@@ -122,7 +122,7 @@ def page(
 ) -> list[tuple[int, str]]:
     """Return the first entries of an index after this one, in order."""
     entries = ((moment, entity_id) for entity_id, moment in due.items() if moment)
-    return nsmallest(limit, (one for one in entries if after is None or one > after))
+    return nsmallest(limit, (entry for entry in entries if after is None or entry > after))
 
 
 def reopened(
@@ -131,7 +131,7 @@ def reopened(
     """Return a list in which the entities are open of which it says other times than the rows of
     their states; None if there are none. `reminders`: of all entities of the shard. `number`: a
     random one."""
-    due = {entity_id: one.due for entity_id, one in reminders.items()}
+    due = {entity_id: row.due for entity_id, row in reminders.items()}
     names = due.keys() | before.due.keys()
     differ = [
         entity_id

@@ -133,7 +133,7 @@ def next_by_zone(
     """Return the candidate to take in beside these members, None if there is none: of a zone with
     the fewest members, and of these the lowest address."""
     in_zone = Counter(member.zone for member in members)
-    return min(candidates, key=lambda one: (in_zone[one.zone], one.address, one.disk), default=None)
+    return min(candidates, key=lambda m: (in_zone[m.zone], m.address, m.disk), default=None)
 
 
 def zones_left(members: Sequence[str], zones: Iterable[str]) -> list[str]:

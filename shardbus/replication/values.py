@@ -234,7 +234,7 @@ def growth_of(value: Value, change: AnyChange) -> int:
             before = NO_LIST if value is None else value
             after = {entity_id: moment > 0 for entity_id, moment in settled}
             after |= dict.fromkeys((entity_id for entity_id, _ in opened), True)
-            there = (one in before.due or one in before.open for one in after)
+            there = (entity_id in before.due or entity_id in before.open for entity_id in after)
             return ENTRY_BYTES * (sum(after.values()) - sum(there))
         case _:
             return 0

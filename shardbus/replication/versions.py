@@ -151,9 +151,9 @@ def clock_of(counters: Iterable[Stamp]) -> Clock:
     return tuple(sorted(highest.items()))
 
 
-def joined_clock(one: Clock, other: Clock) -> Clock:
+def joined_clock(clock: Clock, other: Clock) -> Clock:
     """Return the smallest clock that covers both."""
-    return one if one == other else clock_of((*one, *other))
+    return clock if clock == other else clock_of((*clock, *other))
 
 
 def covers(clock: Clock, other: Clock) -> bool:
@@ -178,15 +178,15 @@ def events_in(clock: Clock) -> int:
 # -- values --------------------------------------------------------------------------------------
 
 
-def joined(one: DataValue, other: DataValue) -> DataValue:
+def joined(value: DataValue, other: DataValue) -> DataValue:
     """Merge two values, as the module says."""
-    if one.clock == other.clock:
-        return one
-    mine, theirs = dict(one.clock), dict(other.clock)
-    both = set(one.dots) & set(other.dots)
-    dots = [dot for dot in one.dots if dot in both or theirs.get(dot.disk, 0) < dot.counter]
+    if value.clock == other.clock:
+        return value
+    mine, theirs = dict(value.clock), dict(other.clock)
+    both = set(value.dots) & set(other.dots)
+    dots = [dot for dot in value.dots if dot in both or theirs.get(dot.disk, 0) < dot.counter]
     dots += [dot for dot in other.dots if dot not in both and mine.get(dot.disk, 0) < dot.counter]
-    return DataValue(joined_clock(one.clock, other.clock), tuple(sorted(dots)))
+    return DataValue(joined_clock(value.clock, other.clock), tuple(sorted(dots)))
 
 
 def joined_all(values: Iterable[DataValue]) -> DataValue:

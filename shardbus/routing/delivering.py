@@ -473,8 +473,8 @@ class DeliverySender:
         if end is not DeliveryEnd.CONFIRMED and self.counts.keep is not None:
             name, entity_id = letter.line.target
             body, reason = letter.payload, end.value
-            method, told = letter.key[1][1:], isinstance(letter.end, Future)
-            self.counts.keep(name, reason, entity_id, method, body, self.name, answered=told)
+            method, answered = letter.key[1][1:], isinstance(letter.end, Future)
+            self.counts.keep(name, reason, entity_id, method, body, self.name, answered=answered)
         letter.ended(end, effect.error)
 
 

@@ -100,9 +100,9 @@ class FirstAnswer:
         self._begin(first)
 
     def _begin(self, instance: int) -> None:
-        asked = self._ask(instance)
-        self._open.add(asked)
-        asked.add_done_callback(self._on_outcome)
+        ask = self._ask(instance)
+        self._open.add(ask)
+        ask.add_done_callback(self._on_outcome)
 
     def _hedge(self) -> None:
         if self._hedged or self._answer.done():
@@ -116,13 +116,13 @@ class FirstAnswer:
         self._counter.hedged += 1
         self._begin(second)
 
-    def _on_outcome(self, asked: asyncio.Future[Any]) -> None:
-        self._open.discard(asked)
-        if asked.cancelled() or self._answer.done():
+    def _on_outcome(self, ask: asyncio.Future[Any]) -> None:
+        self._open.discard(ask)
+        if ask.cancelled() or self._answer.done():
             return
-        error = asked.exception()
+        error = ask.exception()
         if error is None:
-            self._answer.set_result(asked.result())
+            self._answer.set_result(ask.result())
             return
         if isinstance(error, Rejection):  # an answer, too
             set_error(self._answer, error)
@@ -135,5 +135,5 @@ class FirstAnswer:
 
     def _on_answer(self, answer: asyncio.Future[Any]) -> None:
         self._timer.cancel()
-        for asked in list(self._open):
-            asked.cancel()
+        for ask in list(self._open):
+            ask.cancel()

@@ -157,5 +157,5 @@ def least_busy(ready: Sequence[int], dice: Random, count: int, cost: Callable[[i
         return any_of(ready, dice, count)
     at = int(dice.random() * len(ready))
     other = int(dice.random() * (len(ready) - 1))
-    one, two = ready[at], ready[other if other < at else other + 1]
-    return two if cost(two) < cost(one) else one
+    first, second = ready[at], ready[other if other < at else other + 1]
+    return second if cost(second) < cost(first) else first

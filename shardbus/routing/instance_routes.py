@@ -207,8 +207,8 @@ class InstanceRoutes:
         return rows
 
     def _refresh(self, rows: ShardRows) -> None:
-        known = len(rows.routes)
-        for k in range(known + 1, self.count + 1):
+        before = len(rows.routes)
+        for k in range(before + 1, self.count + 1):
             row = row_of(rows.shard, k)
             rows.routes.append(self._router.route(row))
             if self._router.region.home_of(row) is None:

@@ -129,31 +129,31 @@ class InstanceSender:
         if self._version != self.rows.version or len(self._picked) >= ROUTES_MAX:
             self._picked.clear()
             self._version = self.rows.version
-        found = self._picked.get(entity_id)
-        if found is None:
-            found = wire_id(entity_id, self._instance(entity_id))
-            self._picked[entity_id] = found
-        return found
+        picked = self._picked.get(entity_id)
+        if picked is None:
+            picked = wire_id(entity_id, self._instance(entity_id))
+            self._picked[entity_id] = picked
+        return picked
 
     def _instance(self, entity_id: str) -> int:
-        known = self.rows
-        rows, count = known.of(entity_id), known.count
+        routes = self.rows
+        rows, count = routes.of(entity_id), routes.count
         match self.choice.policy:
             case instance_policies.ROUND_ROBIN:
                 if len(self._turns) >= ROUTES_MAX:
                     self._turns.clear()
                 turn = self._turns.get(entity_id, -1)
                 if turn < 0:  # not all senders begin with the same instance
-                    turn = spread(f"{known.sender_name} {entity_id}", count)
+                    turn = spread(f"{routes.sender_name} {entity_id}", count)
                 self._turns[entity_id] = turn + 1
                 return next_in_turn(rows.ready, turn, count)
             case instance_policies.RANDOM:
                 return any_of(rows.ready, self._dice, count)
             case instance_policies.LEAST_BUSY:
-                cost = partial(known.cost_of, entity_id, rows)
+                cost = partial(routes.cost_of, entity_id, rows)
                 return least_busy(rows.ready, self._dice, count, cost)
             case instance_policies.HASH:
-                return spread(self.choice.key or known.sender_name, count)
+                return spread(self.choice.key or routes.sender_name, count)
             case _:
                 return self._nearest(entity_id, rows)
 
@@ -314,15 +314,15 @@ class InstanceSender:
 
         def ask(instance: int) -> asyncio.Future[Any]:
             nonlocal waiting
-            asked = ask_wire(wire_id(entity_id, instance))
+            future = ask_wire(wire_id(entity_id, instance))
             if instance == first:
-                waiting = self.router.buffered_asks.last_of(asked)
-            return asked
+                waiting = self.router.buffered_asks.last_of(future)
+            return future
 
         def other() -> int | None:
-            asked = first if waiting is None else split_row(waiting.entity_id)[1]
+            instance = first if waiting is None else split_row(waiting.entity_id)[1]
             rows = self.rows.of(entity_id)
-            return nearest_other(rows.ready, rows.distances, asked)
+            return nearest_other(rows.ready, rows.distances, instance)
 
         FirstAnswer(self.rows, answer, ask, first, other, self.choice.after, ends)
 

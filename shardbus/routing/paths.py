@@ -48,16 +48,16 @@ def parent_id(entity_id: str) -> str:
     Raises:
         ConfigError: the id has no parent's id or no id of its own.
     """
-    parent, _, own = entity_id.rpartition(SEPARATOR)
-    if not parent or not own:
+    parent, _, name = entity_id.rpartition(SEPARATOR)
+    if not parent or not name:
         raise ConfigError(f"{entity_id!r:.100} names no parent", hint="write PARENT/ID")
     return parent
 
 
 def shard_function_of(interface: Interface) -> Callable[[str], str]:
     """Return the function that finds the shard of an entity of this type."""
-    own, shards = interface.shard_of, interface.shards
-    return own if own is not None else lambda entity_id: shard_of(entity_id, shards)
+    declared, shards = interface.shard_of, interface.shards
+    return declared if declared is not None else lambda entity_id: shard_of(entity_id, shards)
 
 
 def place_function_of(interface: Interface) -> Callable[[str], str]:
@@ -101,11 +101,11 @@ def placed_within(interface: Interface, parent: Interface) -> Interface:
 
 def ancestors(interface: Interface) -> tuple[Interface, ...]:
     """Return the types that a type lives within, the nearest first."""
-    found = []
+    parents = []
     while interface.within is not None:
         interface = interface.within
-        found.append(interface)
-    return tuple(found)
+        parents.append(interface)
+    return tuple(parents)
 
 
 def described_within(name: str, layout: str, shards: int, within: Sequence[str]) -> Interface:

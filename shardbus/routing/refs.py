@@ -467,16 +467,16 @@ def call(
 
 def named(router: Messages, handler: str, args: tuple[Any, ...]) -> tuple[Key, bytes, Decode]:
     """Return key, payload and decoder of the answer for a handler that is named by a string."""
-    known = router.interface.methods.get(handler)
-    decode = known.decode_result if known is not None else decode_value
+    declared = router.interface.methods.get(handler)
+    decode = declared.decode_result if declared is not None else decode_value
     return router.key(handler), arguments(router, handler, args), decode
 
 
 def arguments(router: Messages, handler: str, args: tuple[Any, ...]) -> bytes:
     """Encode the arguments of a handler that is named by a string: by its annotations, if the
     sender knows them."""
-    known = router.interface.methods.get(handler)
-    return encode_arguments(args) if known is None else known.encode_positional(args)
+    declared = router.interface.methods.get(handler)
+    return encode_arguments(args) if declared is None else declared.encode_positional(args)
 
 
 def question(router: Messages, message: object, args: tuple[Any, ...]) -> tuple[Key, bytes, Decode]:

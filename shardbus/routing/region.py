@@ -111,19 +111,19 @@ class Region:
                 f"entity type {self._interface.name!r} has no extract_entity_id",
                 hint="declare one, or send Envelope(entity_id, message)",
             )
-        found: Any = None
+        answer: Any = None
         try:
-            found = extract(message)
+            answer = extract(message)
         except Exception as e:
             raise self._unknown(owner, message, f": {described(e)}") from e
         except BaseException:  # the sender gets it
             owner.dropped("unhandled")
             raise
-        if found is None:
+        if answer is None:
             raise self._unknown(owner, message)
-        if isinstance(found, tuple) and len(found) == 2:
-            return self._checked(found[0]), found[1]
-        return self._checked(found), message
+        if isinstance(answer, tuple) and len(answer) == 2:
+            return self._checked(answer[0]), answer[1]
+        return self._checked(answer), message
 
     def _unknown(self, owner: Owner, message: object, why: str = "") -> Unhandled:
         owner.dropped("unhandled")
@@ -142,7 +142,7 @@ class UnsteadyShard(ConfigError):
     """A shard function has returned two shards for one id. An entity would run in both."""
 
 
-def shard_function(name: str, given: Callable[[str], object]) -> Callable[[str], str]:
+def shard_function(name: str, extract: Callable[[str], object]) -> Callable[[str], str]:
     """Return a type's own `extract_shard_id` with checks: if it raises, returns no shard id, or
     another one when it is called again, only the sender of that message gets an error.
 
@@ -155,8 +155,8 @@ def shard_function(name: str, given: Callable[[str], object]) -> Callable[[str],
 
     def shard_of(entity_id: str) -> str:
         try:
-            shard: Any = given(entity_id)
-            again = given(entity_id)
+            shard: Any = extract(entity_id)
+            again = extract(entity_id)
         except BaseException as e:  # of the sender's message, in the node that it has come to
             raise_interrupt(e)
             raise ConfigError(
@@ -178,7 +178,7 @@ def shard_function(name: str, given: Callable[[str], object]) -> Callable[[str],
     return shard_of
 
 
-def layout_of(shard_of: Callable[[str], str], given: Callable[..., object], shards: int) -> str:
+def layout_of(shard_of: Callable[[str], str], extract: Callable[..., object], shards: int) -> str:
     """Return the layout name of a type's own shard function, by which nodes, clients and the store
     compare it: its name, and a checksum of its results for some ids.
 
@@ -189,13 +189,13 @@ def layout_of(shard_of: Callable[[str], str], given: Callable[..., object], shar
     Raises:
         UnsteadyShard: the results differ between two calls.
     """
-    found = []
+    results = []
     for sample in SAMPLES:
         try:
-            found.append(shard_of(sample))
+            results.append(shard_of(sample))
         except UnsteadyShard:
             raise
         except ConfigError:
-            found.append("")
-    name = getattr(given, "__qualname__", type(given).__qualname__).rpartition(".")[2]
-    return f"{name}:{crc32(repr(found).encode()):08x}/{shards}"
+            results.append("")
+    name = getattr(extract, "__qualname__", type(extract).__qualname__).rpartition(".")[2]
+    return f"{name}:{crc32(repr(results).encode()):08x}/{shards}"

@@ -413,8 +413,8 @@ class Router:
     def _form(self, message: object) -> tuple[Key, Pack]:
         """Return the key of a message for `receive` and the function that encodes it."""
         form = form_of(message)
-        known = self._forms[message.__class__] = (self.key(form.method), form.pack)
-        return known
+        entry = self._forms[message.__class__] = (self.key(form.method), form.pack)
+        return entry
 
     def ask(
         self,
@@ -558,10 +558,10 @@ class Router:
 
     def gone(self, node: NodeId, unsent: list[Unsent]) -> None:
         """Handle the end of a node; `unsent` are the messages for it that never left."""
-        left = [self._pending(one) for one in unsent]
+        left = [self._pending(message) for message in unsent]
         for pending in left:
             self._waits(pending)
-        self.handle(events.NodeGone(node, tuple((one.shard, one) for one in left)))
+        self.handle(events.NodeGone(node, tuple((p.shard, p) for p in left)))
 
     def stopped(
         self, shard: str, left: list[PendingMessage], carried: tuple[CarriedEntity, ...] = ()
@@ -596,9 +596,9 @@ class Router:
         waiter, decode, deadline = waiting or (None, None, 0)
         router = self._inner.get(key[0], self)
         shard = shard or router.route_of(entity_id).shard
-        own = router.key(key[1])
+        own_key = router.key(key[1])
         pending = PendingMessage(
-            own, shard, entity_id, payload, hops, waiter, decode, deadline, chain, via
+            own_key, shard, entity_id, payload, hops, waiter, decode, deadline, chain, via
         )
         pending.trace = trace
         pending.binding = Binding.PICKED  # it goes where it was going
@@ -618,8 +618,8 @@ class Router:
             if message.waiter is None:
                 self._drop_uncounted(message, reason)
         self._refuse_asks(error)
-        own = None if self.table is self else self.interface.name
-        waiting = [p for p in self._buffered() if p.key is not None and own in (None, p.key[0])]
+        name = None if self.table is self else self.interface.name
+        waiting = [p for p in self._buffered() if p.key is not None and name in (None, p.key[0])]
         for pending in waiting:
             if pending.waiter is None:
                 pending.refuse(error)
@@ -649,7 +649,7 @@ class Router:
     def buffers(self) -> bool:
         """True if a message waits that has not expired."""
         return self.waiting > 0 and any(
-            not (one.expired or one.abandoned) for one in self._buffered()
+            not (message.expired or message.abandoned) for message in self._buffered()
         )
 
     @property
@@ -769,8 +769,8 @@ class Router:
 
     def _note_failed(self, pending: PendingMessage) -> None:
         """Note an ask of this process that fails while it waits for a home."""
-        own = pending.key is not None and pending.decode is not None
-        if own and pending.key is not None:
+        is_ask = pending.key is not None and pending.decode is not None
+        if is_ask and pending.key is not None:
             self._owner.ask_failed(pending.key[0], self._loop.time() - pending.since)
 
     def _dropped(self, pending: PendingMessage, reason: str) -> None:

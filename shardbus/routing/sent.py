@@ -121,8 +121,8 @@ def awaited(verb: F) -> F:
     mark: Callable[[F], F] | None = getattr(inspect, "markcoroutinefunction", None)
     if mark is not None:
         return mark(verb)
-    own: Any = verb  # Python 3.11
-    own._is_coroutine = getattr(asyncio.coroutines, "_is_coroutine", None)
+    marked: Any = verb  # Python 3.11
+    marked._is_coroutine = getattr(asyncio.coroutines, "_is_coroutine", None)
     return verb
 
 

@@ -461,12 +461,12 @@ def _traceparent(context: SpanContext) -> str:
 
 
 def _span_context(text: str, state: str = "") -> SpanContext | None:
-    found = TRACEPARENT.fullmatch(text)
-    if found is None:
+    fields = TRACEPARENT.fullmatch(text)
+    if fields is None:
         return None
-    trace_id, span_id, flags = (int(part, 16) for part in found.groups())
-    known = TraceState.from_header([state]) if state else TraceState()
-    context = SpanContext(trace_id, span_id, True, TraceFlags(flags), known)
+    trace_id, span_id, flags = (int(part, 16) for part in fields.groups())
+    states = TraceState.from_header([state]) if state else TraceState()
+    context = SpanContext(trace_id, span_id, True, TraceFlags(flags), states)
     return context if context.is_valid else None
 
 

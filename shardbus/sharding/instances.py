@@ -155,13 +155,13 @@ class Instances:
         if not callable(self.expected):
             return self.expected
         try:
-            found = self.expected()
-            _check_load("expected", found)
+            load = self.expected()
+            _check_load("expected", load)
         except ConfigError:
             raise
         except BaseException as e:
             raise ConfigError(f"instances: expected failed: {described(e)}") from None
-        return found
+        return load
 
     def called_for(self, load: TypeLoad) -> float:
         """Return how many instances this load calls for, as a fraction. Figures that were not

@@ -101,6 +101,10 @@ class RegisterRefused(msgspec.Struct, frozen=True):
     reason: Text
 
 
+NO_REGION = "no region may take shards"
+"""The reason of a Wait while every region moves its shards away, or is a proxy."""
+
+
 class GetShardHome(msgspec.Struct, frozen=True):
     """A region has messages for these shards, and no home for them. Answer: ShardHomes, at once or
     when they have one. Until then: Wait, with the reason."""

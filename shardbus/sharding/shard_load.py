@@ -118,32 +118,32 @@ def _load(kind: str, work: ShardWork, part: float) -> float:
             return work.messages
 
 
-def spare_of(kind: str, own: ShardWork, node: NodeWork) -> float:
-    """Return the node's spare capacity for a type, from `SPARE_MIN` to 1. `own`: the type's shards
+def spare_of(kind: str, work: ShardWork, node: NodeWork) -> float:
+    """Return the node's spare capacity for a type, from `SPARE_MIN` to 1. `work`: the type's shards
     together."""
     match kind:
         case "time" | "mailbox":
-            taken = _time_of_others(own, node)
+            taken = _time_of_others(work, node)
         case "memory":
-            taken = _memory_of_others(own, node)
+            taken = _memory_of_others(work, node)
         case "mixed":
-            taken = max(_time_of_others(own, node), _memory_of_others(own, node))
+            taken = max(_time_of_others(work, node), _memory_of_others(work, node))
         case _:
             return 1.0
     return min(1.0, max(SPARE_MIN, 1.0 - taken))
 
 
-def _time_of_others(own: ShardWork, node: NodeWork) -> float:
+def _time_of_others(work: ShardWork, node: NodeWork) -> float:
     rest = max(0.0, node.busy - node.time)
-    part = min(1.0, own.messages / node.messages) if node.messages else 0.0
-    own_rest = min(rest * part, REST_S_MAX * own.messages)
-    return max(0.0, node.busy - own.time - own_rest)
+    part = min(1.0, work.messages / node.messages) if node.messages else 0.0
+    own_rest = min(rest * part, REST_S_MAX * work.messages)
+    return max(0.0, node.busy - work.time - own_rest)
 
 
-def _memory_of_others(own: ShardWork, node: NodeWork) -> float:
+def _memory_of_others(work: ShardWork, node: NodeWork) -> float:
     if not node.limit:
         return 0.0
-    part = min(1.0, own.entities / node.entities) if node.entities else 0.0
+    part = min(1.0, work.entities / node.entities) if node.entities else 0.0
     return (node.resident - part * _taken(node)) / node.limit
 
 

@@ -30,13 +30,13 @@ Order = tuple[tuple[int, ...], bool, tuple[tuple[bool, int, str], ...]]
 
 def order_of(version: str) -> Order:
     """Return the key of a version; equal versions have equal keys."""
-    found = _PARTS.match(version.strip().lower()[:LENGTH_MAX])
-    assert found is not None  # every part of it may be empty
-    numbers = [int(number or 0) for number in found[1].rstrip(".").split(".")]
+    parts = _PARTS.match(version.strip().lower()[:LENGTH_MAX])
+    assert parts is not None  # every part of it may be empty
+    numbers = [int(number or 0) for number in parts[1].rstrip(".").split(".")]
     while numbers and not numbers[-1]:
         numbers.pop()
     before = tuple(
         (False, int(word), "") if word[0] in DIGITS else (True, 0, word)
-        for word in _WORDS.findall(found[2])
+        for word in _WORDS.findall(parts[2])
     )
     return tuple(numbers), not before, before

@@ -243,13 +243,13 @@ class CoordinatorShell:
         if self.machine is machine:
             self.handle(event)
 
-    async def _ask_strategy(self, machine: Coordinator, asked: events.AskStrategy) -> None:
+    async def _ask_strategy(self, machine: Coordinator, question: events.AskStrategy) -> None:
         try:
-            answered = await self.strategy_thread.run(asked.ask)
+            answered = await self.strategy_thread.run(question.ask)
         except Exception as e:
             log.exception("the strategy of %r was not called", self.entity_type)
             fault = StrategyFault("allocate", "was not called", f": {described(e)}")
-            answered = events.StrategyAnswered(asked.number, {}, (fault,))
+            answered = events.StrategyAnswered(question.number, {}, (fault,))
         self._handle_for(machine, answered)
 
     async def ask_strategy(self, machine: Coordinator, call: Callable[[], T]) -> T:

@@ -150,8 +150,8 @@ class DirectMessages:
     def _hand_over_ask(self, ask: DirectAsk, activation: Activation, invoker: Invoker) -> None:
         """Count the ask, and give it to its entity."""
         asks, sent = self._asks, self._sent
-        asked = sent.asks = sent.asks + 1
-        if asked >= sent.marks.mark:
+        count = sent.asks = sent.asks + 1
+        if count >= sent.marks.mark:
             sent.sample_alone(self._name, ask, self._loop.time)
         invoker = self._counted(ask, invoker)
         corr = ask.corr = asks.corr = asks.corr + 1

@@ -59,11 +59,11 @@ class Discovery:
         me: Address,
         store: StateStore,
         settings: ClusterSettings,
-        found: Callable[[tuple[Address, ...]], bool],
+        on_found: Callable[[tuple[Address, ...]], bool],
         look_up: LookUpFunction = system_look_up,
         look_up_service: LookUpFunction | None = None,
     ) -> None:
-        self._seeds, self._me, self._store, self._found = seeds, me, store, found
+        self._seeds, self._me, self._store, self._found = seeds, me, store, on_found
         self._interval = settings.discovery_interval
         self._registrations = Registrations(settings.founding_claim)
         self._resolver = NameResolver(look_up)
@@ -112,8 +112,8 @@ class Discovery:
     async def _register(self) -> None:
         """Write the next beat, and remove the former ones."""
         if not self._own:
-            known = await contact_registry.entries(self._store)
-            self._own = {entry for entry in known if address_in(entry) == self._me}
+            entries = await contact_registry.entries(self._store)
+            self._own = {entry for entry in entries if address_in(entry) == self._me}
         former = sorted(self._own)
         self._beat += 1
         entry = entry_of(self._me, self._beat)
@@ -135,25 +135,25 @@ class Discovery:
         Raises:
             ShardBusError: a name has no address now.
         """
-        found = [*self._seeds.addresses, *self._alive]
+        addresses = [*self._seeds.addresses, *self._alive]
         for name in self._seeds.names:
-            found += await self._addresses(name)
-        return tuple(dict.fromkeys(found))[:CONTACTS_MAX]
+            addresses += await self._addresses(name)
+        return tuple(dict.fromkeys(addresses))[:CONTACTS_MAX]
 
     async def _addresses(self, name: DnsName) -> list[Address]:
         if not name.is_service:
-            found = await self._look_up(self._resolver, name.host)
-            return [Address(one, name.port or self._me.port) for one in found]
-        records = [Address.parse(one) for one in await self._look_up(self._services, name.host)]
+            ips = await self._look_up(self._resolver, name.host)
+            return [Address(ip, name.port or self._me.port) for ip in ips]
+        records = [Address.parse(srv) for srv in await self._look_up(self._services, name.host)]
         looked_up = {host: await self._look_up(self._resolver, host) for host, _ in records}
-        return [Address(one, port) for host, port in records for one in looked_up[host]]
+        return [Address(ip, port) for host, port in records for ip in looked_up[host]]
 
     @staticmethod
     async def _look_up(resolver: NameResolver, name: str) -> list[str]:
-        known = await resolver.resolve(name, LOOK_UP_S)
-        if known.reason or not known.addresses:
-            raise ShardBusError(f"cannot look up {name}: {known.reason or 'no address'}")
-        return sorted(known.addresses)
+        answer = await resolver.resolve(name, LOOK_UP_S)
+        if answer.reason or not answer.addresses:
+            raise ShardBusError(f"cannot look up {name}: {answer.reason or 'no address'}")
+        return sorted(answer.addresses)
 
     def _report(self, failure: str) -> None:
         """Log a failure once, and its end."""

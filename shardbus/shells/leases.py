@@ -138,40 +138,40 @@ class LeaseShell:
         self._timer = None
         self._tick()
 
-    async def _acquire(self, asked: ls.AcquireCall) -> None:
+    async def _acquire(self, call: ls.AcquireCall) -> None:
         try:
             lease = await self._in_time(
-                self._store.acquire_lease(asked.name, self._owner, self._ttl)
+                self._store.acquire_lease(call.name, self._owner, self._ttl)
             )
         except (StoreError, TimeoutError):
-            self._handle(ls.LeaseCallFailed(asked.name, asked.ticket))
+            self._handle(ls.LeaseCallFailed(call.name, call.ticket))
         except Exception:
-            log.exception("the lease %r was not acquired", asked.name)
-            self._handle(ls.LeaseCallFailed(asked.name, asked.ticket))
+            log.exception("the lease %r was not acquired", call.name)
+            self._handle(ls.LeaseCallFailed(call.name, call.ticket))
         else:
-            self._handle(ls.LeaseGranted(asked.name, asked.ticket, lease))
+            self._handle(ls.LeaseGranted(call.name, call.ticket, lease))
 
-    async def _renew(self, asked: ls.RenewCall) -> None:
-        name = asked.lease.name
+    async def _renew(self, call: ls.RenewCall) -> None:
+        name = call.lease.name
         try:
-            kept = await self._in_time(self._store.renew_lease(asked.lease, self._ttl))
+            kept = await self._in_time(self._store.renew_lease(call.lease, self._ttl))
         except (StoreError, TimeoutError):
-            self._handle(ls.LeaseCallFailed(name, asked.ticket))
+            self._handle(ls.LeaseCallFailed(name, call.ticket))
         except Exception:
             log.exception("the lease %r was not renewed", name)
-            self._handle(ls.LeaseCallFailed(name, asked.ticket))
+            self._handle(ls.LeaseCallFailed(name, call.ticket))
         else:
-            self._handle(ls.LeaseRenewed(name, asked.ticket, kept))
+            self._handle(ls.LeaseRenewed(name, call.ticket, kept))
 
-    async def _release(self, asked: ls.ReleaseCall) -> None:
-        name = asked.lease.name
+    async def _release(self, call: ls.ReleaseCall) -> None:
+        name = call.lease.name
         try:
-            await self._in_time(self._store.release_lease(asked.lease))
+            await self._in_time(self._store.release_lease(call.lease))
         except (StoreError, TimeoutError):
             self._holder.on_note(Note("lease_kept", f"{name}: it expires by itself"))
         except Exception:
             log.exception("the lease %r was not released", name)
-        self._handle(ls.LeaseReturned(name, asked.ticket))
+        self._handle(ls.LeaseReturned(name, call.ticket))
 
     async def _in_time(self, call: Awaitable[T]) -> T:
         async with asyncio.timeout(self._ttl * ls.RENEW):

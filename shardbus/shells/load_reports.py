@@ -107,15 +107,15 @@ class LoadReports:
         self, region: RegionShell, shards: Mapping[str, ShardWork], window: LoadWindow
     ) -> ShardLoads:
         node, kind = self._node(window), region.settings.load
-        own = total(shards)
+        load = total(shards)
         return ShardLoads(
             self._me,
             loads_of(kind, shards, node),
             kind,
-            spare_of(kind, own, node),
-            rate=own.messages,
-            busy=own.time if region.sampling.timed else None,
-            waiting=own.waiting,
+            spare_of(kind, load, node),
+            rate=load.messages,
+            busy=load.time if region.sampling.timed else None,
+            waiting=load.waiting,
             expected=self._expected(region),
         )
 
@@ -148,32 +148,32 @@ class LoadReports:
         """Return the work of the shards of a region, with the work of the types within it; None if
         they have not been measured before."""
         now, complete = self._now(), True
-        found: dict[str, ShardWork] = {}
-        for one in (region, *region.inner):
-            host = one.host
-            rates = one.sampling.read(now)
+        by_shard: dict[str, ShardWork] = {}
+        for shell in (region, *region.inner):
+            host = shell.host
+            rates = shell.sampling.read(now)
             complete = complete and rates is not None
             waiting = host.runner.mailbox_limits.waiting_by_shard()
             for shard, hosted in host.shards.items():
                 messages, time = (rates or {}).get(shard, (0.0, 0.0))
-                before = found.get(shard, ShardWork())
+                before = by_shard.get(shard, ShardWork())
                 work = ShardWork(messages, time, hosted.live, waiting.get(shard, 0))
-                found[shard] = ShardWork(*map(sum, zip(before, work, strict=True)))
-        return found if complete else None
+                by_shard[shard] = ShardWork(*map(sum, zip(before, work, strict=True)))
+        return by_shard if complete else None
 
     def _node(self, window: LoadWindow) -> NodeWork:
         """Return the work of the node since a window began."""
         regions = self._regions.values()
-        for one in regions:
-            if one.table.name not in self._windows:
-                one.sampling.read(self._now())
+        for shell in regions:
+            if shell.table.name not in self._windows:
+                shell.sampling.read(self._now())
         ends = self._window(0)
         seconds = max(ends.at - window.at, 1e-3)
         return NodeWork(
             busy=min(1.0, (ends.cpu - window.cpu) / seconds),
             time=(ends.handled - window.handled) / seconds,
             messages=(ends.messages - window.messages) / seconds,
-            entities=sum(shard.live for one in regions for shard in one.host.shards.values()),
+            entities=sum(shard.live for region in regions for shard in region.host.shards.values()),
             resident=self._environment.resident_bytes(),
             at_start=self._at_start,
             limit=self._limit,

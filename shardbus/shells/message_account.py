@@ -47,8 +47,8 @@ class MessageAccount(msgspec.Struct, frozen=True):
     def missing(self) -> int:
         """Messages that were accepted and of which nothing is known; below zero, the other way
         round."""
-        known = self.delivered + self.forwarded + self.buffered + self.waiting + self.dropped
-        return self.accepted - known
+        accounted = self.delivered + self.forwarded + self.buffered + self.waiting + self.dropped
+        return self.accepted - accounted
 
 
 def account_of(region: RegionShell) -> MessageAccount:

@@ -49,9 +49,9 @@ class OverridesStore:
         if data is None:
             return Overrides()
         try:
-            found = msgspec.msgpack.decode(data, type=_Stored)
-            places = {shard: Address.parse(at) for shard, at in found.places.items()}
-            return Overrides(places, found.paused, max(0, found.moves))
+            stored = msgspec.msgpack.decode(data, type=_Stored)
+            places = {shard: Address.parse(at) for shard, at in stored.places.items()}
+            return Overrides(places, stored.paused, max(0, stored.moves))
         except (msgspec.DecodeError, ConfigError) as e:
             log.error("the overrides of %r cannot be read and are ignored: %s", self._name, e)
             return Overrides()

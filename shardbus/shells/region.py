@@ -273,8 +273,8 @@ class RegionShell:
     @property
     def coordinator_role(self) -> str:
         """The role of the nodes among which the oldest coordinates; empty means every node."""
-        wanted = self.settings.coordinator_role or self.settings.role
-        return "" if wanted == EVERY_NODE else wanted
+        role = self.settings.coordinator_role or self.settings.role
+        return "" if role == EVERY_NODE else role
 
     @property
     def shared(self) -> dict[str, str]:
@@ -545,8 +545,8 @@ class RegionShell:
         """The outbox of the session to a node; to this one, of the loopback."""
         if node == self._node.me:
             return self._node.loopback.outbox
-        known = self._node.is_member(node)
-        return self._node.endpoint.session_to(node.address, node, probe=not known).outbox
+        is_member = self._node.is_member(node)
+        return self._node.endpoint.session_to(node.address, node, probe=not is_member).outbox
 
     def why_away(self) -> str:
         """Return nothing: a node is a part of its cluster."""
@@ -610,9 +610,9 @@ class RegionShell:
         """Report that the shard has stopped here, and forward the messages it left."""
         if self._stopped_here is None:
             left = [
-                one._envelope(shard, entity_id, message, 0)
-                for one in (self, *self.inner)
-                for entity_id, message in one.host.draining.take_left(shard)
+                shell._envelope(shard, entity_id, message, 0)
+                for shell in (self, *self.inner)
+                for entity_id, message in shell.host.draining.take_left(shard)
             ]
             self.router.stopped(shard, left, self.shard_hosts.carry_out(shard))
         elif not self.host.shards and not self._stopped_here.done():
@@ -621,8 +621,8 @@ class RegionShell:
     def rehouse(self, shard: str) -> None:
         """Request a new home for a shard whose lease was lost."""
         if self._stopped_here is None:
-            asked = messages.GetShardHome((shard,))
-            self.router.handle(events.MessageReceived(self._node.me, asked))
+            request = messages.GetShardHome((shard,))
+            self.router.handle(events.MessageReceived(self._node.me, request))
 
     def note(self, note: events.Note) -> None:
         """Log a note of the leases."""
@@ -669,11 +669,11 @@ class RegionShell:
     ) -> None:
         """Count a message that has arrived here. `sender`: the mark of the session by which a tell
         came, or the name of the asker."""
-        asked = isinstance(sender, str)
+        is_ask = isinstance(sender, str)
         self.host.counts.drop(reason, via=Origin.UNREPORTED if isinstance(sender, str) else sender)
         if self.host.counts.keep_letter is not None:
             self.host.counts.keep_letter(
-                reason, entity_id, method, payload, sender, trace, answered=asked
+                reason, entity_id, method, payload, sender, trace, answered=is_ask
             )
 
     # ---- the node's side
@@ -765,8 +765,8 @@ def region_of(regions: Mapping[str, RegionShell], entity_type: str | type) -> Re
     name = interface.name if isinstance(interface, Interface) else entity_type
     region = regions.get(name) if isinstance(name, str) else None
     if region is None:
-        near, known = closest(str(name), regions), ", ".join(sorted(regions))
-        others = f"there {'is' if len(regions) == 1 else 'are'} {known}"
+        near, names = closest(str(name), regions), ", ".join(sorted(regions))
+        others = f"there {'is' if len(regions) == 1 else 'are'} {names}"
         hint = f"did you mean {near}?" if near else others
         raise UnknownEntityType(f"there is no entity type {name!r:.100}", hint=hint[:300])
     return region

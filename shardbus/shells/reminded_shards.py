@@ -163,8 +163,8 @@ class RemindedShards:
         acting, reminders = self.self_acting(), reminder_store(self._store)
         due: set[str] = set()
         if reminders is not None:
-            due |= {one for name in acting.reminds for one in await reminders.due_shards(name)}
-        due |= {one for name in acting.listed for one in await self._store.remembered_shards(name)}
+            due |= {s for name in acting.reminds for s in await reminders.due_shards(name)}
+        due |= {s for name in acting.listed for s in await self._store.remembered_shards(name)}
         if acting.followed and acting.shards:
             return due | {str(number) for number in range(acting.shards)}
         journals = journals_of(self._store)

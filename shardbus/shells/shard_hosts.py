@@ -96,7 +96,7 @@ class ShardHosts:
     def carry_out(self, shard: str) -> tuple[CarriedEntity, ...]:
         """Return, once, the memory that the entities of a stopped shard carry."""
         carrying = (host.carrying for host in self if host.carrying is not None)
-        return tuple(entity for one in carrying for entity in one.take(shard))
+        return tuple(entity for carrier in carrying for entity in carrier.take(shard))
 
     def set_arrivals(self, shard: str, local: bool, via: object | None) -> None:
         """Set the messages that a shard admits, as `Host.set_arrivals`."""
@@ -116,7 +116,7 @@ class ShardHosts:
         while self._to_stop and self._to_stop[0][1] is reason and entities < STOPS_AT_ONCE:
             shard, _ = self._to_stop.popleft()
             hosted = (host.shards.get(shard) for host in self)
-            entities += sum(one.live for one in hosted if one is not None)
+            entities += sum(entry.live for entry in hosted if entry is not None)
             shards.append(shard)
         if self._to_stop:
             self._loop.call_soon(self._stop_first)
@@ -133,10 +133,10 @@ class ShardHosts:
             return
         each = (outermost.patience if patience is None else patience) / len(self._levels)
         for shard in shards:
-            known = self._stops.get(shard)
-            if known is not None and each < known.patience:
-                known.patience = each
-                for host in self._that_stop(known):
+            stop = self._stops.get(shard)
+            if stop is not None and each < stop.patience:
+                stop.patience = each
+                for host in self._that_stop(stop):
                     host.stop_shards([shard], reason, each)
         fresh = [shard for shard in shards if shard not in self._stops]
         innermost = len(self._levels) - 1
@@ -166,7 +166,7 @@ class ShardHosts:
         if stop is None or stop.level == ENDING:
             return True
         shards = (host.shards.get(shard) for host in self._that_stop(stop))
-        if shard in self._ready or any(one is not None and one.activations for one in shards):
+        if shard in self._ready or any(entry is not None and entry.activations for entry in shards):
             return False
         if stop.level > 0:
             if not self._ready:

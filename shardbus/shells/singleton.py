@@ -230,9 +230,9 @@ class SingletonShell:
         """Request the homes of these shards, as messages for them would. Returns the shards that
         the type's shard function does not give any more."""
         router = self._region.router
-        known = tuple(shard for shard in shards if router.has_shard(shard))
-        router.handle(events.MessageReceived(self._node.me, GetShardHome(known)))
-        return [shard for shard in shards if shard not in known]
+        existing = tuple(shard for shard in shards if router.has_shard(shard))
+        router.handle(events.MessageReceived(self._node.me, GetShardHome(existing)))
+        return [shard for shard in shards if shard not in existing]
 
     async def start_entity(self, entity_type: str, entity_id: str) -> None:
         """Start the entity on the node of its shard."""

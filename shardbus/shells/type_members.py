@@ -36,10 +36,10 @@ class TypeMembers:
         """Return the members that have a type, as its coordinator receives them. `role`: of the
         type's hosts."""
         key = (role, tuple(m.node for m in having))
-        found = self._found.get(key)
-        if found is None:
-            found = self._found[key] = self._summary(role, having)
-        return found
+        summary = self._found.get(key)
+        if summary is None:
+            summary = self._found[key] = self._summary(role, having)
+        return summary
 
     def _summary(self, role: str, having: list[Member]) -> MembersChanged:
         view = self.view

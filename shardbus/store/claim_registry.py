@@ -39,17 +39,17 @@ async def read(store: StateStore) -> ClaimRecord | None:
     if data is None:
         return None
     try:
-        found = msgspec.msgpack.decode(data, type=_Stored)
-        members, known = (tuple(map(Address.parse, at)) for at in (found.members, found.known))
+        stored = msgspec.msgpack.decode(data, type=_Stored)
+        members, seen = (tuple(map(Address.parse, at)) for at in (stored.members, stored.known))
     except (msgspec.DecodeError, ConfigError):
         return None
-    return ClaimRecord(found.number, found.counter, found.beat, members, known, found.complete)
+    return ClaimRecord(stored.number, stored.counter, stored.beat, members, seen, stored.complete)
 
 
 async def write(store: StateStore, record: ClaimRecord) -> None:
     """Replace the record. Raises StoreError."""
-    members, known = ([str(one) for one in many] for many in (record.members, record.known))
-    stored = _Stored(record.number, record.counter, record.beat, members, known, record.complete)
+    members, seen = ([str(address) for address in many] for many in (record.members, record.known))
+    stored = _Stored(record.number, record.counter, record.beat, members, seen, record.complete)
     data = msgspec.msgpack.encode(stored)
     save = Save(RESERVED, SHARD, ID, FENCE, data, record.beat % OP_ID_MAX)
     (refused,) = await store.save_states([save])

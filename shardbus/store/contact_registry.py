@@ -34,10 +34,10 @@ async def remove(store: StateStore, entries: Sequence[str]) -> None:
 
 async def entries(store: StateStore) -> set[str]:
     """Return the entries. Raises StoreUnavailable."""
-    found: set[str] = set()
+    rows: set[str] = set()
     cursor: str | None = None
     while True:
         page, cursor = await store.page_remembered(RESERVED, SHARD, cursor, PAGE)
-        found.update(page)
-        if cursor is None or len(found) >= ENTRIES_MAX:
-            return found
+        rows.update(page)
+        if cursor is None or len(rows) >= ENTRIES_MAX:
+            return rows

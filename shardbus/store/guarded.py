@@ -98,10 +98,10 @@ def _is_lease(answer: object) -> bool:
 def _is_table(answer: object) -> bool:
     if not isinstance(answer, StoredTable):
         return False
-    found: Any = answer  # its contents may be of any type
-    rows: Any = found.homes.items()
+    table: Any = answer  # its contents may be of any type
+    rows: Any = table.homes.items()
     return (
-        isinstance(found.epoch, int) and isinstance(found.layout, str) and all(map(_is_row, rows))
+        isinstance(table.epoch, int) and isinstance(table.layout, str) and all(map(_is_row, rows))
     )
 
 
@@ -329,7 +329,7 @@ class GuardedStore:
         save."""
         keys = [(save.entity_type, save.entity_id) for save in saves]
         self._writes.begin(keys)
-        fits = _list_of(lambda one: True, len(saves))
+        fits = _list_of(lambda answer: True, len(saves))
         answers = await self._call("save_states", fits, saves, then=lambda: self._writes.end(keys))
         return [self._outcome("save_states", answer) for answer in answers]
 

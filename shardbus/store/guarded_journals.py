@@ -34,7 +34,7 @@ class GuardedJournals:
 
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
         """Append to journals."""
-        keys = [(one.kind, one.name) for one in appends]
+        keys = [(append.kind, append.name) for append in appends]
         self._writes.begin(keys)
         answers = await self._call(
             "journals.append",

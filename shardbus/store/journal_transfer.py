@@ -102,7 +102,7 @@ def read_export_line(text: str | bytes) -> ExportLine:
 def _head_in(row: dict[str, Any]) -> JournalHead:
     if unknown := sorted(set(row) - HEAD_FIELDS):
         raise ConfigError(f"it has an unknown field {unknown[0]!r:.60}")
-    kind, name, shard = (check_id(one, row.get(one, "")) for one in ("type", "id", "shard"))
+    kind, name, shard = (check_id(key, row.get(key, "")) for key in ("type", "id", "shard"))
     first, last, text = row.get("first"), row.get("last"), row.get("snapshot")
     if type(first) is not int or type(last) is not int or not 1 <= first <= last + 1 < 2**53:
         raise ConfigError("first and last are no numbers of entries")
@@ -292,15 +292,15 @@ class JournalImporter:
             StoreError: the store does not answer.
         """
         head = self._head
-        for one in entries:
-            if head is None or one.number != self._next or one.number > head.last:
-                raise ConfigError(f"entry {one.number} is out of order")
+        for entry in entries:
+            if head is None or entry.number != self._next or entry.number > head.last:
+                raise ConfigError(f"entry {entry.number} is out of order")
             self._next += 1
         if not entries or self._skips:
             return True
-        known = [one.data for one in entries if one.number <= self._there]
-        new = [one.data for one in entries[len(known) :]]
-        if known and known != await self._read(entries[0].number - 1, len(known)):
+        old = [row.data for row in entries if row.number <= self._there]
+        new = [row.data for row in entries[len(old) :]]
+        if old and old != await self._read(entries[0].number - 1, len(old)):
             return self._other()
         if new and self._write:
             await self._append(self._next - 1 - len(new), tuple(new))
@@ -405,7 +405,7 @@ async def import_journal(
         f"{head.kind} {head.name!r:.100} has another journal here", hint="name another store"
     )
     entries = [_read(text, number) for number, text in rest]
-    if not all(isinstance(one, JournalEntry) for one in entries):
+    if not all(isinstance(row, JournalEntry) for row in entries):
         raise ConfigError("a line behind the first is no event")
     if not await importer.begin(head):
         raise other

@@ -64,7 +64,7 @@ async def stored_pages(
             longest = max((len(data) for data in states if data is not None), default=0)
             count = max(1, min(limit, READ_BYTES // max(longest, 1)))
             rows = zip(named, states, strict=True)
-            yield StoredPage(began, [(one, data) for one, data in rows if data is not None])
+            yield StoredPage(began, [(key, data) for key, data in rows if data is not None])
         if following is None:
             return
 

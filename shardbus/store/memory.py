@@ -186,7 +186,7 @@ class MemoryStore:
         return page, str(seen) if seen < len(self._data().states) else None
 
     async def read_states(self, entity_type: str, entity_ids: Sequence[str]) -> list[bytes | None]:
-        states = (self._data().states.get((entity_type, one)) for one in entity_ids)
+        states = (self._data().states.get((entity_type, entity_id)) for entity_id in entity_ids)
         return [None if state is None else state.data for state in states]
 
     async def expire_states(
@@ -206,26 +206,26 @@ class MemoryStore:
     async def add_remembered(
         self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
     ) -> None:
-        known = self._fenced(entity_type, shard, fence)
+        ids = self._fenced(entity_type, shard, fence)
         for entity_id in entity_ids:
-            at = bisect_right(known, entity_id)
-            if at == 0 or known[at - 1] != entity_id:
-                insort(known, entity_id)
+            at = bisect_right(ids, entity_id)
+            if at == 0 or ids[at - 1] != entity_id:
+                insort(ids, entity_id)
 
     async def remove_remembered(
         self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
     ) -> None:
-        known = self._fenced(entity_type, shard, fence)
+        ids = self._fenced(entity_type, shard, fence)
         gone = set(entity_ids)
-        known[:] = [entity_id for entity_id in known if entity_id not in gone]
+        ids[:] = [entity_id for entity_id in ids if entity_id not in gone]
 
     async def page_remembered(
         self, entity_type: str, shard: str, cursor: str | None, limit: int
     ) -> protocol.IdPage:
         entry = self._data().remembered.get((entity_type, shard))
-        known = [] if entry is None else entry.entity_ids
-        first = 0 if cursor is None else bisect_right(known, cursor)
-        page = known[first : first + limit]
+        ids = [] if entry is None else entry.entity_ids
+        first = 0 if cursor is None else bisect_right(ids, cursor)
+        page = ids[first : first + limit]
         return page, page[-1] if len(page) == limit else None
 
     async def remembered_shards(self, entity_type: str) -> list[str]:
@@ -236,7 +236,7 @@ class MemoryStore:
         self, entity_type: str, shard: str, entity_ids: Sequence[str]
     ) -> list[bytes | None]:
         index = self._data().reminders.get(entity_type) or ReminderIndex()
-        records = (index.records.get(one) for one in entity_ids)
+        records = (index.records.get(entity_id) for entity_id in entity_ids)
         return [None if record is None else record[2] for record in records]
 
     async def page_due(

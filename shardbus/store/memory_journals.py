@@ -39,7 +39,7 @@ class MemoryJournals:
 
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
         rows = self._rows()
-        return [_append(rows, one) for one in appends]
+        return [_append(rows, append) for append in appends]
 
     async def open(
         self, kind: str, shard: str, name: str, fence: int, after: int, limit: int
@@ -75,22 +75,22 @@ class MemoryJournals:
         return page, page[-1][1] if len(page) == limit else None
 
 
-def _append(rows: MemoryJournalRows, one: Append) -> StoreError | None:
-    journal = rows.get((one.kind, one.name))
-    stored = journal or MemoryJournal(one.shard, one.fence)
-    if stored.op_id == one.op_id:
+def _append(rows: MemoryJournalRows, append: Append) -> StoreError | None:
+    journal = rows.get((append.kind, append.name))
+    stored = journal or MemoryJournal(append.shard, append.fence)
+    if stored.op_id == append.op_id:
         return None
     try:
-        fence = fence_of(one.kind, one.name, stored.fence)
+        fence = fence_of(append.kind, append.name, stored.fence)
     except StoreError as damaged:
         return damaged
-    if fence > one.fence:
-        return StaleFence(one.kind, one.name, one.fence, fence)
-    if stored.last != one.after:
-        return JournalConflict(one.kind, one.name, one.after, stored.last)
-    stored.shard, stored.fence, stored.op_id = one.shard, one.fence, one.op_id
-    stored.entries += one.entries
-    rows[one.kind, one.name] = stored
+    if fence > append.fence:
+        return StaleFence(append.kind, append.name, append.fence, fence)
+    if stored.last != append.after:
+        return JournalConflict(append.kind, append.name, append.after, stored.last)
+    stored.shard, stored.fence, stored.op_id = append.shard, append.fence, append.op_id
+    stored.entries += append.entries
+    rows[append.kind, append.name] = stored
     return None
 
 

@@ -69,12 +69,12 @@ class Migration(msgspec.Struct):
     @property
     def left(self) -> int:
         """Entities and lists in the wrong place."""
-        return sum(one.misplaced + one.lists for one in self.types.values())
+        return sum(states.misplaced + states.lists for states in self.types.values())
 
     @property
     def is_done(self) -> bool:
         """True if there is nothing to move, and nothing to record."""
-        same = all(one.was == one.layout for one in self.types.values() if one.entities)
+        same = all(states.was == states.layout for states in self.types.values() if states.entities)
         return self.left == 0 and same and self.version in ("", CURRENT)
 
 
@@ -113,23 +113,23 @@ def migratable(store: StateStore) -> MigratableStore | None:
     return store if isinstance(store, MigratableStore) else None
 
 
-def settle(entity_type: str, found: TypeStates, table: str, given: Declared | None) -> bool:
+def settle(entity_type: str, states: TypeStates, table: str, declared: Declared | None) -> bool:
     """Decide where the states of a type belong: by the declaration, else as recorded, else by the
     layout of its stored `table`. Returns False if only its application knows the function."""
     if entity_type.startswith("$"):
-        found.layout, found.shard_of = RESERVED_SHARD, lambda entity_id: RESERVED_SHARD
-        found.was = found.layout
-    elif given is not None:
-        found.layout, found.shard_of = given
+        states.layout, states.shard_of = RESERVED_SHARD, lambda entity_id: RESERVED_SHARD
+        states.was = states.layout
+    elif declared is not None:
+        states.layout, states.shard_of = declared
     else:
-        found.layout = found.was.removeprefix(UNFINISHED) or table
-        found.shard_of = shard_function(found.layout)
-    return found.shard_of is not None
+        states.layout = states.was.removeprefix(UNFINISHED) or table
+        states.shard_of = shard_function(states.layout)
+    return states.shard_of is not None
 
 
 def unknown(types: list[str]) -> StoreError:
     """Return the error for types whose shards only an application knows."""
-    named = ", ".join(repr(one) for one in sorted(types))
+    named = ", ".join(repr(name) for name in sorted(types))
     return StoreError(
         f"the shards of {named} are known to the application alone",
         hint="name it: `shardbus data migrate APP --store URL`",

@@ -45,14 +45,14 @@ async def remove(store: StateStore, nodes: Collection[Address]) -> None:
 async def registered(store: StateStore) -> set[Address]:
     """Return the addresses at which nodes listen, or listened until they were killed. Entries that
     are no address are left out. Raises StoreUnavailable."""
-    found: set[Address] = set()
+    addresses: set[Address] = set()
     cursor: str | None = None
     while True:
         page, cursor = await store.page_remembered(RESERVED, SHARD, cursor, PAGE)
         for text in page:
             try:
-                found.add(Address.parse(text))
+                addresses.add(Address.parse(text))
             except ConfigError:
                 continue
         if cursor is None:
-            return found
+            return addresses

@@ -57,7 +57,7 @@ def open_store(
     """
     scheme, mark, _ = url.partition("://")
     if not mark:
-        raise ConfigError(f"store.url: {urls.mask_url(url)!r} is not a URL", hint=_known())
+        raise ConfigError(f"store.url: {urls.mask_url(url)!r} is not a URL", hint=_hint())
     if timeout <= 0:
         raise ConfigError(f"store.timeout must be above 0, not {timeout:g}")
     if scheme == "memory":
@@ -148,7 +148,7 @@ def _open_other(scheme: str, url: str, cluster: str, timeout: float) -> StateSto
     entry = next(iter(entry_points(group=ENTRY_POINTS, name=scheme)), None)
     if entry is None:
         shown = urls.mask_url(url)
-        raise ConfigError(f"store.url: no store is known by the scheme of {shown!r}", hint=_known())
+        raise ConfigError(f"store.url: no store is known by the scheme of {shown!r}", hint=_hint())
     try:
         opener: Callable[..., StateStore] = entry.load()
     except BaseException as error:
@@ -169,7 +169,7 @@ def _open_other(scheme: str, url: str, cluster: str, timeout: float) -> StateSto
         ) from error
 
 
-def _known() -> str:
+def _hint() -> str:
     plugged = sorted({entry.name for entry in entry_points(group=ENTRY_POINTS)})
-    known = ("memory", "sqlite", *urls.REDIS_SCHEMES, *urls.POSTGRES_SCHEMES, SCHEME, *plugged)
-    return f"known schemes are {', '.join(known)}"
+    schemes = ("memory", "sqlite", *urls.REDIS_SCHEMES, *urls.POSTGRES_SCHEMES, SCHEME, *plugged)
+    return f"known schemes are {', '.join(schemes)}"

@@ -97,8 +97,8 @@ class OutboxRegister(msgspec.Struct, array_like=True, frozen=True):
     def is_of(self, producer: str, former: int) -> bool:
         """True if the last opener was this producer: under this fence, or by a call whose answer
         it never got."""
-        own = self.producer == producer and self.producer_fence == self.fence
-        return own or self.fence == former
+        is_own = self.producer == producer and self.producer_fence == self.fence
+        return is_own or self.fence == former
 
 
 class StoredMessage(NamedTuple):
@@ -260,7 +260,7 @@ class StoredOutboxes:
         after = max(after, head.first - 1)
         while len(rows) < limit and after < head.last:
             page = await self._read(name, after, PAGE)
-            rows += [one for one in _messages(page) if one.number not in dropped]
+            rows += [message for message in _messages(page) if message.number not in dropped]
             after = page.end
         return _summary(name, register, head), rows[:limit]
 
@@ -291,7 +291,7 @@ class StoredOutboxes:
 
     async def _drop(self, name: str, fence: int, number: int) -> DroppedMessages:
         former, last, head = await self._begin(name, fence)
-        dropped = {one for one in former.dropped if one >= head.first}
+        dropped = {n for n in former.dropped if n >= head.first}
         pending = head.last - head.first + 1 - len(dropped)
         if number and (number in dropped or not head.first <= number <= head.last):
             raise Refused(f"the outbox {name!r} has no message {number}")
@@ -300,14 +300,14 @@ class StoredOutboxes:
             text = counted(len(dropped), "message is", "messages are")
             raise Refused(f"{text} given up behind one that is not", hint=hint)
         page = await self._read(name, max(number, head.first) - 1, 1 if number else PAGE)
-        first = [one for one in _messages(page) if one.number not in dropped]
+        first = [message for message in _messages(page) if message.number not in dropped]
         upto = head.last
         if number:
             dropped.add(number)
             upto = head.first - 1
             while upto + 1 in dropped:
                 upto += 1
-        kept = sorted(one for one in dropped if one > upto)
+        kept = sorted(n for n in dropped if n > upto)
         await self._write(name, msgspec.structs.replace(former, fence=fence, dropped=kept), last)
         await self._journals.trim(OUTBOX_TYPE, name, name, fence, upto)
         await self._forget_if_empty(name)

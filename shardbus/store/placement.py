@@ -61,11 +61,11 @@ def placing(store: StateStore) -> PlacingStore | None:
 
 def shard_function(layout: str) -> Callable[[str], str] | None:
     """Return the function from an entity's id to its shard, None if the layout does not say it."""
-    found = _LAYOUT.fullmatch(layout)
-    if found is None:
+    match = _LAYOUT.fullmatch(layout)
+    if match is None:
         return None
-    shards, instances = int(found[1]), found[2] is not None
-    depth = found[3].count(" within ")
+    shards, instances = int(match[1]), match[2] is not None
+    depth = match[3].count(" within ")
 
     def place(entity_id: str) -> str:
         base, number = split_row(entity_id) if instances else (entity_id, 0)

@@ -226,9 +226,9 @@ class PostgresStore:
             if not open_loads:
                 return [answers[load.entity_id] for load in loads]
             stored = await self._link.call(sql.FENCES, self._cluster, entity_type, list(open_loads))
-            for entity_id, found in stored:
+            for entity_id, row in stored:
                 fence = open_loads[entity_id]
-                stale = _stale(entity_type, entity_id, fence, found)
+                stale = _stale(entity_type, entity_id, fence, row)
                 if stale is not None:
                     answers[entity_id] = stale
                     del open_loads[entity_id]
@@ -292,8 +292,8 @@ class PostgresStore:
             sql.SAVE_REMINDERS if alone else sql.SAVE_REMINDED,
             *row,
             [save.shard for save in saves],
-            [one.due if one.record is not None else 0 for one in reminders],
-            [one.record if one.due else None for one in reminders],
+            [reminder.due if reminder.record is not None else 0 for reminder in reminders],
+            [reminder.record if reminder.due else None for reminder in reminders],
         )
         return int(written["written"])
 
@@ -328,12 +328,12 @@ class PostgresStore:
         return page, None if ended else rows[-1]["id"]
 
     async def read_states(self, entity_type: str, entity_ids: Sequence[str]) -> list[bytes | None]:
-        found: dict[str, bytes | None] = {}
+        states: dict[str, bytes | None] = {}
         for first in range(0, len(entity_ids), READ_STATES):
             named = list(entity_ids[first : first + READ_STATES])
             rows = await self._link.call(sql.READ_STATES, self._cluster, entity_type, named)
-            found.update((entity_id, data) for entity_id, data in rows)
-        return [found.get(entity_id) for entity_id in entity_ids]
+            states.update((entity_id, data) for entity_id, data in rows)
+        return [states.get(entity_id) for entity_id in entity_ids]
 
     async def expire_states(
         self, entity_type: str, entity_ids: Sequence[str], now: float, since: float
@@ -481,7 +481,7 @@ class PostgresStore:
 
     async def mend_fences(self, entity_type: str, fences: Sequence[RawFence], fence: int) -> None:
         for kind, statement in (("entity", sql.MEND_ENTITIES), ("list", sql.MEND_LISTS)):
-            names = [one.key[1] for one in fences if one.key[0] == kind]
+            names = [raw.key[1] for raw in fences if raw.key[0] == kind]
             if names:
                 await self._link.call(statement, self._cluster, entity_type, fence, names)
 

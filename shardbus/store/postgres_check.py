@@ -41,8 +41,8 @@ async def prepare(
     version = None if anew else await _version(connection, schema, shown)
     if version is None:
         try:
-            known = await connection.fetch(sql.HAS_SCHEMA, schema)
-            create = "" if known else f'{sql.CREATE_SCHEMA}"{schema}";'
+            exists = await connection.fetch(sql.HAS_SCHEMA, schema)
+            create = "" if exists else f'{sql.CREATE_SCHEMA}"{schema}";'
             await connection.execute((sql.CREATE % create).replace("@", f'"{schema}".'))
             await prepare_journals(connection, schema)
         except asyncpg.InsufficientPrivilegeError as error:

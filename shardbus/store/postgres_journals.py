@@ -73,15 +73,15 @@ class PostgresJournals:
         for _ in range(ATTEMPTS):
             chosen = [appends[place] for place in places]
             written = await self._link.call(sql.APPEND, self._cluster, *_columns(chosen))
-            if written == sum(len(one.entries) for one in chosen):
+            if written == sum(len(a.entries) for a in chosen):
                 return refused
-            kinds, names = [one.kind for one in chosen], [one.name for one in chosen]
+            kinds, names = [a.kind for a in chosen], [a.name for a in chosen]
             rows = await self._link.call(sql.HEADS, self._cluster, kinds, names)
             left = []
-            for place, one, row in zip(places, chosen, rows, strict=True):
-                if row["op_id"] == one.op_id:
+            for place, append, row in zip(places, chosen, rows, strict=True):
+                if row["op_id"] == append.op_id:
                     continue
-                answer = _refusal(one, row["fence"], row["last"])
+                answer = _refusal(append, row["fence"], row["last"])
                 if answer is None:
                     left.append(place)
                 else:
@@ -106,9 +106,9 @@ class PostgresJournals:
         rows = await self._link.call(sql.READ, self._cluster, kind, name, after, limit, PAGE_BYTES)
         if not rows:
             return JournalPage(after + 1, [], 0)
-        found = [(row["number"], row["data"]) for row in rows if row["number"] is not None]
+        entries = [(row["number"], row["data"]) for row in rows if row["number"] is not None]
         first = max(after, rows[0]["trimmed"]) + 1
-        return page_of(kind, name, first, found, rows[0]["last"], limit)
+        return page_of(kind, name, first, entries, rows[0]["last"], limit)
 
     async def trim(
         self, kind: str, shard: str, name: str, fence: int, upto: int, forget: bool = False
@@ -148,29 +148,29 @@ def _columns(appends: Sequence[Append]) -> tuple[list[Any], ...]:
     """Return the columns that APPEND takes."""
     entries = [
         (place, number, data)
-        for place, one in enumerate(appends, 1)
-        for number, data in enumerate(one.entries, one.after + 1)
+        for place, append in enumerate(appends, 1)
+        for number, data in enumerate(append.entries, append.after + 1)
     ]
     return (
-        [one.kind for one in appends],
-        [one.name for one in appends],
-        [one.shard for one in appends],
-        [check_fence(one.fence) for one in appends],
-        [one.op_id for one in appends],
-        [one.after for one in appends],
-        [one.last for one in appends],
+        [append.kind for append in appends],
+        [append.name for append in appends],
+        [append.shard for append in appends],
+        [check_fence(append.fence) for append in appends],
+        [append.op_id for append in appends],
+        [append.after for append in appends],
+        [append.last for append in appends],
         [place for place, _, _ in entries],
         [number for _, number, _ in entries],
         [data for _, _, data in entries],
     )
 
 
-def _refusal(one: Append, fence: int | None, last: int | None) -> StoreError | None:
+def _refusal(append: Append, fence: int | None, last: int | None) -> StoreError | None:
     """Return why the head refuses an append, None if it does not any more."""
-    if fence is not None and fence > one.fence:
-        return StaleFence(one.kind, one.name, one.fence, fence)
-    if (last or 0) != one.after:
-        return JournalConflict(one.kind, one.name, one.after, last or 0)
+    if fence is not None and fence > append.fence:
+        return StaleFence(append.kind, append.name, append.fence, fence)
+    if (last or 0) != append.after:
+        return JournalConflict(append.kind, append.name, append.after, last or 0)
     return None
 
 
@@ -180,13 +180,13 @@ def _chunks(appends: Sequence[Append]) -> Iterator[list[int]]:
     chunk: list[int] = []
     journals: set[tuple[str, str]] = set()
     size = 0
-    for i, one in enumerate(appends):
-        journal = (one.kind, one.name)
+    for i, append in enumerate(appends):
+        journal = (append.kind, append.name)
         if journal in journals or len(chunk) == CHUNK_APPENDS or size >= CHUNK_BYTES:
             yield chunk
             chunk, journals, size = [], set(), 0
         chunk.append(i)
         journals.add(journal)
-        size += one.size
+        size += append.size
     if chunk:
         yield chunk

@@ -175,18 +175,18 @@ class PostgresLink:
             if not connection.is_closed():
                 return connection
         async with asyncio.timeout(self._timeout / 2):
-            found = await self._connect()
+            opened = await self._connect()
         try:
-            self.meet(found.identity)
+            self.meet(opened.identity)
             async with asyncio.timeout(CREATE_S):
-                created = await self._prepare(found.connection, self._tables_gone)
+                created = await self._prepare(opened.connection, self._tables_gone)
         except BaseException:
-            self._drop(found.connection)
+            self._drop(opened.connection)
             raise
         if created or self._tables_gone:
             self._tables_gone = False
             self.on_new_server()
-        return found.connection
+        return opened.connection
 
     def meet(self, server: str) -> None:
         """Note which server a connection has met."""

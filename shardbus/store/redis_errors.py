@@ -112,8 +112,8 @@ def trouble_of(error: Exception) -> Trouble:
         return Trouble(f"refuses this user (NOPERM): {text}", NEEDS, definite=False)
     if _UNKNOWN.search(text):
         return Trouble(f"{LACKS}: {text}", RENAMED, definite=False)
-    if found := _WORDS.search(text):
-        return _CODES[found[1] or found[2]]
+    if match := _WORDS.search(text):
+        return _CODES[match[1] or match[2]]
     lost = isinstance(error, redis_errors.ConnectionError | redis_errors.TimeoutError | OSError)
     if lost and _CERTIFICATE.search(text):
         hint = "check ssl_ca_certs, and the host name in the server's certificate"

@@ -25,7 +25,7 @@ from shardbus.store.redis_scripts import FENCE_WIDTH, LATE, Script
 
 def size_of_entries(appends: Sequence[Append]) -> int:
     """Return the bytes of the entries of these appends."""
-    return sum(one.size for one in appends)
+    return sum(append.size for append in appends)
 
 
 def _signed(signature: str, appends: Sequence[Append]) -> list[Value]:

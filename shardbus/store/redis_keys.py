@@ -120,10 +120,10 @@ class RedisKeys:
 
     def parse(self, key: str) -> EntityKey | None:
         """Return the parts of the key of an entity, None if it is another key."""
-        found = self._entity.fullmatch(key)
-        if found is None:
+        match = self._entity.fullmatch(key)
+        if match is None:
             return None
-        entity_type, shard, entity_id = found.groups()
+        entity_type, shard, entity_id = match.groups()
         place = None if shard is None else unquote(shard)
         return EntityKey(unquote(entity_type), place, unquote(entity_id))
 

@@ -81,12 +81,12 @@ class KeyScan:
             )
         keys: dict[str, None] = {}
         for _ in range(SCANS_MAX):
-            place, found = await self._scan(nodes[name], place, pattern, min(limit, SCAN_KEYS))
-            keys.update((key.decode(), None) for key in found)
+            place, batch = await self._scan(nodes[name], place, pattern, min(limit, SCAN_KEYS))
+            keys.update((key.decode(), None) for key in batch)
             if place == 0 or len(keys) >= limit:
                 break
         if place == 0:
-            later = [one for one in nodes if one > name]
+            later = [other for other in nodes if other > name]
             if not later:
                 return list(keys), None
             name = later[0]

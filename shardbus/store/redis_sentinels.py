@@ -35,21 +35,21 @@ class Sentinels(Sentinel):
         Raises:
             MasterNotFoundError: no Sentinel knows one that is up.
         """
-        asked = [asyncio.ensure_future(_named(each, service_name)) for each in self.sentinels]
+        asks = [asyncio.ensure_future(_named(each, service_name)) for each in self.sentinels]
         answers: list[tuple[int, Place | None]] = []
         errors: list[Exception] = []
         try:
-            for answer in asyncio.as_completed(asked):
+            for answer in asyncio.as_completed(asks):
                 try:
                     answers.append(await answer)
                 except (RedisError, OSError) as error:
                     errors.append(error)
-                if len(answers) > len(asked) / 2:
+                if len(answers) > len(asks) / 2:
                     break
         finally:
-            for task in asked:
+            for task in asks:
                 task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
+            await asyncio.gather(*asks, return_exceptions=True)
         newest = max((epoch for epoch, _ in answers), default=0)
         for epoch, place in answers:
             if epoch == newest and place is not None:

@@ -132,12 +132,12 @@ class RedisServers:
         mark = secrets.token_hex(8)
         asked_at, began = machine_clock(), time.time()
         key = self._keys.probe
-        found, run_id, server_ms = await self._link.call(scripts.PROBE, (key,), mark)
+        stored, run_id, server_ms = await self._link.call(scripts.PROBE, (key,), mark)
         server = int(server_ms) / 1000
         self.clock_offset = clock_offset(server, began, time.time())
         if self.clock is not None:
             self.clock.observe(server, asked_at)
-        lost = self._marked(key, found)
+        lost = self._marked(key, stored)
         if self._map is not None and isinstance(self._link, ClusterLink):
             await self._map.refresh()
             await asyncio.gather(
@@ -180,14 +180,14 @@ class RedisServers:
         """Notice whether a master of a cluster is another server, or has lost all keys."""
         assert self._map is not None
         key, text = self._map.mark(master), secrets.token_hex(8)
-        found, run_id, _ = await link.call_at(master, scripts.PROBE, (key,), text)
-        if not self._marked(key, found) and run_id:
+        stored, run_id, _ = await link.call_at(master, scripts.PROBE, (key,), text)
+        if not self._marked(key, stored) and run_id:
             self._session.meet(run_id.decode(), master)
 
-    def _marked(self, key: str, found: bytes) -> bool:
+    def _marked(self, key: str, stored: bytes) -> bool:
         """Keep the mark of a probe. Returns True if the keys were lost since the last one."""
-        before, self._marks[key] = self._marks.get(key), found
-        if before is None or before == found:
+        before, self._marks[key] = self._marks.get(key), stored
+        if before is None or before == stored:
             return False
         self._session.on_new_server()
         return True

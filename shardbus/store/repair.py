@@ -54,13 +54,13 @@ class RawTable(msgspec.Struct, frozen=True):
     @property
     def addresses(self) -> set[Address]:
         """Return the addresses of the homes that are readable, whatever their fences are."""
-        found = set()
+        addresses = set()
         for row in self.rows:
             try:
-                found.add(home_of((row[0], row[1], 1))[1].address)
+                addresses.add(home_of((row[0], row[1], 1))[1].address)
             except ConfigError:
                 continue
-        return found
+        return addresses
 
 
 class RawFence(NamedTuple):
@@ -106,17 +106,17 @@ class Damage(msgspec.Struct):
 
     def lines(self) -> list[str]:
         """Return the findings, one line each; none if nothing is wrong."""
-        found = []
+        lines = []
         if self.table:
-            found.append(f"{self.table}: {self.epoch} is the highest true one")
+            lines.append(f"{self.table}: {self.epoch} is the highest true one")
         if self.layout:
-            found.append(f"{self.layout}: all homes are removed with it")
-        found += [f"{home}: the row is removed" for home in self.homes]
+            lines.append(f"{self.layout}: all homes are removed with it")
+        lines += [f"{home}: the row is removed" for home in self.homes]
         if self.fences:
             more = self.fences - len(self.named)
             names = ", ".join(self.named) + (f" and {more} more" if more else "")
-            found.append(f"{names}: ahead of epoch {self.epoch}, lowered to its last fence")
-        return found
+            lines.append(f"{names}: ahead of epoch {self.epoch}, lowered to its last fence")
+        return lines
 
 
 def repairable(store: StateStore) -> RepairableStore:

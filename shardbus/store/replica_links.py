@@ -300,7 +300,7 @@ class ReplicaLinks:
             calls, link.waiting = link.waiting, []
             if not calls:
                 continue
-            frames = next((found for other, found in made if _same(other, calls)), None)
+            frames = next((encoded for other, encoded in made if _same(other, calls)), None)
             if frames is None:
                 frames = list(self._frames(calls))
                 made.append((calls, frames))

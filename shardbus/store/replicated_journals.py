@@ -63,23 +63,21 @@ class ReplicatedJournals:
         """Blocks that this object has cleared, and that their heads still name as dropped."""
 
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
-        for journal in {(one.kind, one.name) for one in appends} & self._full.keys():
+        for journal in {(a.kind, a.name) for a in appends} & self._full.keys():
             await self._move(journal, self._full[journal])
         changes = [
             (
-                journal_key(one.kind, one.name),
-                one.fence,
-                journals.append_to(
-                    one.kind, one.shard, one.name, one.fence, one.entries, one.op_id, one.after
-                ),
+                journal_key(a.kind, a.name),
+                a.fence,
+                journals.append_to(a.kind, a.shard, a.name, a.fence, a.entries, a.op_id, a.after),
             )
-            for one in appends
+            for a in appends
         ]
         results = await self._change_all(changes)
         heads: dict[Journal, JournalValue] = {}
-        for one, result in zip(appends, results, strict=True):
+        for append, result in zip(appends, results, strict=True):
             if isinstance(result, JournalValue):
-                heads[one.kind, one.name] = result
+                heads[append.kind, append.name] = result
         full = {journal: head for journal, head in heads.items() if head.is_full}
         _bound(self._full)
         self._full.update(full)

@@ -169,8 +169,8 @@ def removing(address: Address) -> Step:
         if len(kept) < len(view.ring.members):
             removed = True
             return tuple(kept)
-        if not removed and str(address) not in {one.address for one in view.ring.before}:
-            names = ", ".join(one.address or f"{one.disk:016x}" for one in view.ring.members)
+        if not removed and str(address) not in {m.address for m in view.ring.before}:
+            names = ", ".join(m.address or f"{m.disk:016x}" for m in view.ring.members)
             raise RingRefused(
                 f"ring {view.ring.number} has no disk at {address}", hint=f"it has {names}"
             )
@@ -283,10 +283,10 @@ class RingOperator:
             except TimeoutError:
                 continue
         shown = {link.address: link.shown for link in links.links.values() if link.shown}
-        seen = {one.status.disk: address for address, one in shown.items()}
-        zones = {one.status.disk: one.zone for one in shown.values()}
+        seen = {replica.status.disk: address for address, replica in shown.items()}
+        zones = {replica.status.disk: replica.zone for replica in shown.values()}
         self.zones = frozenset(zones.values())
-        rings = [one.status.ring for one in shown.values()]
+        rings = [replica.status.ring for replica in shown.values()]
         ring = max([links.ring, *rings], key=lambda ring: ring.number, default=NO_RING)
         links.take_ring(ring)
         return RingView(ring, seen, zones)
@@ -311,7 +311,7 @@ class RingOperator:
         """True if each disk of the ring that answers serves under it."""
         links = [link for link in self._links.links.values() if link.shown]
         mine = [link.shown for link in links if link.shown and link.disk in view.ring.disks]
-        return all(one.status.ring == view.ring and not one.waits_for for one in mine)
+        return all(replica.status.ring == view.ring and not replica.waits_for for replica in mine)
 
     def _push(self, ring: ReplicaRing) -> None:
         self._links.adopt(ring, ring.disks | ring.former.disks)

@@ -54,12 +54,12 @@ def buckets_to_read(
 ) -> list[tuple[int, tuple[int, ...]]]:
     """Return the buckets of a partition that have rows, each with the disks to read it from, given
     the digests of a majority of disks."""
-    disks, wanted = tuple(digests), list[tuple[int, tuple[int, ...]]]()
+    disks, buckets = tuple(digests), list[tuple[int, tuple[int, ...]]]()
     for place, marks in enumerate(zip(*digests.values(), strict=True)):
         if any(marks):
             alike = len(set(marks)) == 1
-            wanted.append((partition * BUCKETS_EACH + place, disks[:1] if alike else disks))
-    return wanted
+            buckets.append((partition * BUCKETS_EACH + place, disks[:1] if alike else disks))
+    return buckets
 
 
 def lasting(before: Mapping[int, BucketRows], after: Mapping[int, BucketRows]) -> list[Difference]:
@@ -181,8 +181,8 @@ class RingReader:
     async def _copy_partition(self, partition: int) -> Registers:
         ring = self.ring
         disks = places_of(ring)[partition]
-        asked = [disk for disk in disks if self._serves(disk)]
-        digests = await self._digests(ring, partition, asked, majority(len(disks)))
+        serving = [disk for disk in disks if self._serves(disk)]
+        digests = await self._digests(ring, partition, serving, majority(len(disks)))
         registers = Registers()
         for bucket, sources in buckets_to_read(partition, digests):
             for disk in sources:
@@ -212,8 +212,8 @@ class RingReader:
 
         try:
             async with asyncio.timeout(self._within):
-                found = await asyncio.gather(*map(differing, range(PARTITIONS)))
-                buckets = [each for part in found for each in part]
+                parts = await asyncio.gather(*map(differing, range(PARTITIONS)))
+                buckets = [each for part in parts for each in part]
                 before = [await self._rows(ring, bucket, here) for bucket, here in buckets]
                 if not before:
                     return [], frozenset(disks)
@@ -226,7 +226,7 @@ class RingReader:
         except _RingMoved:
             raise self._unavailable("the ring has changed meanwhile; try again") from None
         pairs = zip(before, after, strict=True)
-        return [one for pair in pairs for one in lasting(*pair)], frozenset(disks)
+        return [difference for pair in pairs for difference in lasting(*pair)], frozenset(disks)
 
     async def _others(self, ring: ReplicaRing) -> None:
         """Wait a moment for the disks beyond a majority."""
@@ -249,17 +249,17 @@ class RingReader:
     ) -> dict[int, tuple[int, ...]]:
         """Return the digests of `needed` of these disks, of those that answer first."""
         request = moves.ShowDigests(ring.number, partition)
-        asked = {self._loop.create_task(self._ask(ring, disk, request)): disk for disk in disks}
-        digests, pending = dict[int, tuple[int, ...]](), set(asked)
+        disk_of = {self._loop.create_task(self._ask(ring, disk, request)): disk for disk in disks}
+        digests, pending = dict[int, tuple[int, ...]](), set(disk_of)
         try:
             while pending and len(digests) < needed:
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     for answer in task.result():
                         if isinstance(answer, moves.PartitionDigests) and len(digests) < needed:
-                            digests[asked[task]] = answer.digests
+                            digests[disk_of[task]] = answer.digests
         finally:
-            await _end(asked)
+            await _end(disk_of)
         if len(digests) < needed:
             raise TimeoutError
         return digests

@@ -51,10 +51,10 @@ def table_of(entity_type: str, epoch: object, layout: object, rows: Iterable[Row
         except ConfigError as wrong:
             dropped.append(f"{shown(row[0])}: {wrong.message}")
             continue
-        known = homes.get(shard)
-        if known is not None:
+        former = homes.get(shard)
+        if former is not None:
             dropped.append(f"{shown(shard)}: it is stored twice")
-        if known is None or known[1] < fence:
+        if former is None or former[1] < fence:
             homes[shard] = (node, fence)
     number = epoch_of(entity_type, epoch)
     try:

@@ -45,7 +45,7 @@ class SharedState(NamedTuple):
 def states_of(entity_type: str, entity_id: str, value: versions.DataValue) -> list[SharedState]:
     """Return the state in a value: none without dots, and two if it was created as two kinds at
     the same time. Equal contents are equal in their order, too."""
-    found = []
+    states = []
     for kind in versions.kinds_of(value):
         dots = [dot for dot in value.dots if dot.kind == kind]
         if kind in versions.COUNTERS:
@@ -58,8 +58,8 @@ def states_of(entity_type: str, entity_id: str, value: versions.DataValue) -> li
                 dots.sort(key=lambda dot: (dot.name, dot.data), reverse=True)
             latest = dict.fromkeys(versions.Addition(dot.name, dot.data) for dot in dots)
             contents = list(reversed(latest))
-        found.append(SharedState(entity_type, entity_id, kind, tuple(contents)))
-    return found
+        states.append(SharedState(entity_type, entity_id, kind, tuple(contents)))
+    return states
 
 
 def value_of(state: SharedState) -> versions.DataValue:
@@ -69,12 +69,12 @@ def value_of(state: SharedState) -> versions.DataValue:
             1,
             n,
             state.kind,
-            one.name,
-            one.data,
-            n if state.kind in versions.TIMED else one.amount,
-            one.minus,
+            content.name,
+            content.data,
+            n if state.kind in versions.TIMED else content.amount,
+            content.minus,
         )
-        for n, one in enumerate(state.contents, 1)
+        for n, content in enumerate(state.contents, 1)
     )
     return versions.DataValue(((1, len(dots)),), dots)
 
@@ -82,11 +82,11 @@ def value_of(state: SharedState) -> versions.DataValue:
 def line_of_shared(state: SharedState) -> str:
     """Return the line of a state."""
     contents = []
-    for one in state.contents:
-        row: dict[str, Any] = {"name": one.name} if one.name else {}
-        row |= {"data": base64.b64encode(one.data).decode()} if one.data else {}
-        row |= {"amount": one.amount} if one.amount else {}
-        contents.append(row | ({"minus": one.minus} if one.minus else {}))
+    for content in state.contents:
+        row: dict[str, Any] = {"name": content.name} if content.name else {}
+        row |= {"data": base64.b64encode(content.data).decode()} if content.data else {}
+        row |= {"amount": content.amount} if content.amount else {}
+        contents.append(row | ({"minus": content.minus} if content.minus else {}))
     kind = versions.KIND_NAMES.get(state.kind, state.kind)
     row = {"type": state.entity_type, "id": state.entity_id, "shared": kind, "contents": contents}
     return json.dumps(row, ensure_ascii=False, separators=(",", ":"))
@@ -164,7 +164,7 @@ class SharedImporter:
         else:
             self.written += 1
             if self._write:
-                if any(one.kind != state.kind for one in stored):
+                if any(kept.kind != state.kind for kept in stored):
                     await values.write(state.entity_id, versions.DataChange("", seen=value.clock))
                 change = versions.DataChange(state.kind, state.contents, seen=value.clock)
                 await values.write(state.entity_id, change)

@@ -44,7 +44,7 @@ class SqliteJournals:
 
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
         kept = tuple(appends)
-        return await self._worker.call(lambda steps: [_append(steps, one) for one in kept])
+        return await self._worker.call(lambda steps: [_append(steps, append) for append in kept])
 
     async def open(
         self, kind: str, shard: str, name: str, fence: int, after: int, limit: int
@@ -84,21 +84,21 @@ def _head(steps: Steps, kind: str, name: str) -> tuple[Any, int | None, int, int
     return row
 
 
-def _append(steps: Steps, one: Append) -> StoreError | None:
-    key = (steps.cluster, one.kind, one.name)
-    stored_fence, op_id, last, _ = _head(steps, one.kind, one.name) or (one.fence, None, 0, 0)
-    if op_id == one.op_id:
+def _append(steps: Steps, append: Append) -> StoreError | None:
+    key = (steps.cluster, append.kind, append.name)
+    stored_fence, op_id, last, _ = _head(steps, *key[1:]) or (append.fence, None, 0, 0)
+    if op_id == append.op_id:
         return None
     try:
-        fence = fence_of(one.kind, one.name, stored_fence)
+        fence = fence_of(append.kind, append.name, stored_fence)
     except StoreError as damaged:
         return damaged
-    if fence > one.fence:
-        return StaleFence(one.kind, one.name, one.fence, fence)
-    if last != one.after:
-        return JournalConflict(one.kind, one.name, one.after, last)
-    steps.db.execute(PUT_HEAD, (*key, one.shard, one.fence, one.op_id, one.last))
-    rows = [(*key, number, data) for number, data in enumerate(one.entries, one.after + 1)]
+    if fence > append.fence:
+        return StaleFence(append.kind, append.name, append.fence, fence)
+    if last != append.after:
+        return JournalConflict(append.kind, append.name, append.after, last)
+    steps.db.execute(PUT_HEAD, (*key, append.shard, append.fence, append.op_id, append.last))
+    rows = [(*key, number, data) for number, data in enumerate(append.entries, append.after + 1)]
     steps.db.executemany(PUT_ENTRY, rows)
     return None
 
@@ -127,13 +127,13 @@ def _page(steps: Steps, kind: str, name: str, after: int, limit: int) -> Journal
     first = max(after, trimmed) + 1
     rows: list[tuple[int, bytes]] = []
     size = 0
-    found = steps.db.execute(ENTRIES, (steps.cluster, kind, name, first, last, limit))
-    for number, data in found:
+    cursor = steps.db.execute(ENTRIES, (steps.cluster, kind, name, first, last, limit))
+    for number, data in cursor:
         if size >= PAGE_BYTES:
             break
         rows.append((number, data))
         size += len(data)
-    found.close()
+    cursor.close()
     return page_of(kind, name, first, rows, last, limit)
 
 

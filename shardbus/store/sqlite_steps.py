@@ -240,9 +240,9 @@ class Steps(msgspec.Struct, frozen=True):
             return StaleFence(save.entity_type, save.entity_id, save.fence, stored)
         reminders = save.reminders
         if reminders is not None:
-            found = self.db.execute(SHARD_FENCE, (*key[:2], save.shard)).fetchone()
-            if found is not None and found[0] > save.fence:
-                return StaleFence(save.entity_type, save.entity_id, save.fence, found[0])
+            shard_row = self.db.execute(SHARD_FENCE, (*key[:2], save.shard)).fetchone()
+            if shard_row is not None and shard_row[0] > save.fence:
+                return StaleFence(save.entity_type, save.entity_id, save.fence, shard_row[0])
             self._put_reminders(save, reminders)
         alone = reminders is not None and reminders.alone
         self.db.execute(
@@ -267,11 +267,11 @@ class Steps(msgspec.Struct, frozen=True):
     def load_reminders(
         self, entity_type: str, shard: str, entity_ids: Sequence[str]
     ) -> list[bytes | None]:
-        found: list[bytes | None] = []
+        records: list[bytes | None] = []
         for entity_id in entity_ids:
             row = self.db.execute(RECORD, (self.cluster, entity_type, entity_id)).fetchone()
-            found.append(None if row is None else row[0])
-        return found
+            records.append(None if row is None else row[0])
+        return records
 
     def page_due(self, entity_type: str, shard: str, after: Due | None, limit: int) -> list[Due]:
         due, entity_id = after or (0, "")
@@ -291,11 +291,11 @@ class Steps(msgspec.Struct, frozen=True):
         return page, None if ended else rows[-1][0]
 
     def read_states(self, entity_type: str, entity_ids: Sequence[str]) -> list[bytes | None]:
-        found: list[bytes | None] = []
+        states: list[bytes | None] = []
         for entity_id in entity_ids:
             row = self.db.execute(STATE, (self.cluster, entity_type, entity_id)).fetchone()
-            found.append(None if row is None else row[0])
-        return found
+            states.append(None if row is None else row[0])
+        return states
 
     def expire_states(
         self, entity_type: str, entity_ids: Sequence[str], now: float, since: float
@@ -306,13 +306,13 @@ class Steps(msgspec.Struct, frozen=True):
             row = self.db.execute(IDLE_ENTITY, key).fetchone()
             if row is None:
                 continue
-            number, fence, op_id, known = row
-            began = now if known is None else min(now, known)
+            number, fence, op_id, recorded = row
+            began = now if recorded is None else min(now, recorded)
             if began <= since:
                 self.db.execute("UPDATE entity SET data = NULL WHERE rowid = ?", (number,))
                 self.db.execute("DELETE FROM idle WHERE entity = ?", (number,))
                 removed.append(entity_id)
-            elif began != known:
+            elif began != recorded:
                 self.db.execute(
                     "REPLACE INTO idle VALUES (?, ?, ?, ?)", (number, fence, op_id, began)
                 )

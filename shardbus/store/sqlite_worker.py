@@ -144,8 +144,8 @@ class SqliteWorker:
             self._disconnect()
             for request in batch:
                 request.failure = unavailable(self._path, error)
-            known = self._file is not None  # else the start fails, which reports it itself
-            if batch and known and isinstance(failure := batch[0].failure, StoreUnavailable):
+            is_open = self._file is not None  # else the start fails, which reports it itself
+            if batch and is_open and isinstance(failure := batch[0].failure, StoreUnavailable):
                 self._outage.failed(failure.message.removeprefix(f"{self._path} "), failure.hint)
         else:
             if any(request.writes for request in batch):
@@ -255,7 +255,7 @@ def _settle(batch: list[_Request]) -> None:
 
 def _identity(path: Path) -> tuple[int, int] | None:
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return stat.st_dev, stat.st_ino

@@ -179,28 +179,28 @@ class Importer:
         Raises:
             ConfigError: the shard of an entity is not known. StoreError: the store refuses one.
         """
-        states = {one[:2]: one for one in entities if one.data is not None}  # the last one counts
-        found: dict[tuple[str, str], bytes | None] = {}
+        states = {s[:2]: s for s in entities if s.data is not None}  # the last one counts
+        old: dict[tuple[str, str], bytes | None] = {}
         for entity_type in dict.fromkeys(name for name, _ in states):
             ids = [key[1] for key in states if key[0] == entity_type]
             stored = await self._store.read_states(entity_type, ids)
-            found |= {(entity_type, one): data for one, data in zip(ids, stored, strict=True)}
-        other = [one for key, one in states.items() if found[key] not in (None, one.data)]
+            old |= {(entity_type, name): data for name, data in zip(ids, stored, strict=True)}
+        other = [s for key, s in states.items() if old[key] not in (None, s.data)]
         if other and self._existing == "refuse":
             return other[0]
-        last = {one[:2]: one for one in entities if one.reminders is not None}
+        last = {s[:2]: s for s in entities if s.reminders is not None}
         reminded, refused = await self._new_reminders(list(last.values()))
         if refused is not None:
             return refused
-        kept = {one[:2] for one in other} if self._existing == "skip" else set()
-        new = [s for key, s in states.items() if found[key] != s.data and key not in kept]
-        self.done.same += sum(found[key] == one.data for key, one in states.items())
+        kept = {s[:2] for s in other} if self._existing == "skip" else set()
+        new = [s for key, s in states.items() if old[key] != s.data and key not in kept]
+        self.done.same += sum(old[key] == s.data for key, s in states.items())
         self.done.skipped += len(kept)
         self.done.written += len(new)
-        lists = [one for one in entities if one.data is None and one.reminders is None]
+        lists = [s for s in entities if s.data is None and s.reminders is None]
         self.done.remembered += len(lists)
         if self._write:
-            rows = [(one.entity_type, self._shard(one), one.entity_id, one.data) for one in new]
+            rows = [(s.entity_type, self._shard(s), s.entity_id, s.data) for s in new]
             await write_states(self._store, rows)
             await self._remind(reminded)
             await self._remember(lists)
@@ -212,30 +212,30 @@ class Importer:
         """Return those whose reminders are to be written, and the first with others that are stored
         already, if that is refused."""
         store, new = reminder_store(self._store), []
-        for one in entities:
+        for entity in entities:
             if store is None:
                 raise StoreError(
                     "this store keeps no reminders", hint="see docs/how-to/reminders.md"
                 )
-            assert one.reminders is not None
-            shard = self._shard(one)
-            [stored] = await store.load_reminders(one.entity_type, shard, [one.entity_id])
-            if stored not in (None, one.reminders.record) and self._existing == "refuse":
-                return [], one
-            if stored == one.reminders.record:
+            assert entity.reminders is not None
+            shard = self._shard(entity)
+            [stored] = await store.load_reminders(entity.entity_type, shard, [entity.entity_id])
+            if stored not in (None, entity.reminders.record) and self._existing == "refuse":
+                return [], entity
+            if stored == entity.reminders.record:
                 self.done.same += 1
             elif stored is not None and self._existing == "skip":
                 self.done.skipped += 1
             else:
-                new.append(one)
+                new.append(entity)
         self.done.reminded += len(new)
         return new, None
 
     async def _remind(self, entities: Sequence[StoredEntity]) -> None:
         """Write reminders, and enter their shards among those that may have some."""
         saves = [
-            Save(one.entity_type, self._shard(one), one.entity_id, 0, None, 0, one.reminders)
-            for one in entities
+            Save(s.entity_type, self._shard(s), s.entity_id, 0, None, 0, s.reminders)
+            for s in entities
         ]
         await _write(self._store, saves)
         for entity_type, shard in dict.fromkeys(save[:2] for save in saves):
@@ -244,8 +244,8 @@ class Importer:
     async def _remember(self, entities: Iterable[StoredEntity]) -> None:
         """Add entities to the lists of their shards."""
         lists: dict[tuple[str, str], list[str]] = {}
-        for one in entities:
-            lists.setdefault((one.entity_type, self._shard(one)), []).append(one.entity_id)
+        for entity in entities:
+            lists.setdefault((entity.entity_type, self._shard(entity)), []).append(entity.entity_id)
         for (entity_type, shard), ids in lists.items():
             await self._add(entity_type, shard, ids)
 

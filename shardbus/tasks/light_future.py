@@ -86,7 +86,7 @@ class LightFuture:
 
     def remove_done_callback(self, fn: Callback, /) -> int:
         callbacks = self._callbacks or []
-        self._callbacks = [one for one in callbacks if one[0] != fn] or None
+        self._callbacks = [entry for entry in callbacks if entry[0] != fn] or None
         return len(callbacks) - len(self._callbacks or ())
 
     def cancel(self, msg: Any | None = None) -> bool:

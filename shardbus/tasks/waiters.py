@@ -27,13 +27,13 @@ FUTURES_MAX = 64
 def eager_task_waiting_for(task: asyncio.Task[Any]) -> EagerTask | None:
     """Return the eager task whose code waits for the end of a task, however indirectly."""
     search: list[Any] = [task]
-    found: dict[int, Any] = {id(task): task}
-    while search and len(found) < FUTURES_MAX:
+    seen: dict[int, Any] = {id(task): task}
+    while search and len(seen) < FUTURES_MAX:
         for waiter in _waiters(search.pop()):
             if isinstance(waiter, EagerTask):
                 return waiter
-            if id(waiter) not in found:
-                found[id(waiter)] = waiter
+            if id(waiter) not in seen:
+                seen[id(waiter)] = waiter
                 search.append(waiter)
     return None
 
@@ -43,12 +43,12 @@ def _waiters(future: Any) -> Iterator[Any]:
     them: a task that awaits it is the callback's `self`, the future of `gather`, `wait` or `shield`
     is in its closure, and the future of `wait_for` is among its arguments."""
     for callback, _ in getattr(future, "_callbacks", None) or ():
-        known = [getattr(callback, "__self__", None)]
+        holders = [getattr(callback, "__self__", None)]
         if isinstance(callback, partial):
-            known += callback.args
-        known += [cell.cell_contents for cell in getattr(callback, "__closure__", None) or ()]
-        for one in known:
-            if isinstance(one, asyncio.TaskGroup):
-                yield getattr(one, "_parent_task", None)
-            elif asyncio.isfuture(one):
-                yield one
+            holders += callback.args
+        holders += [cell.cell_contents for cell in getattr(callback, "__closure__", None) or ()]
+        for holder in holders:
+            if isinstance(holder, asyncio.TaskGroup):
+                yield getattr(holder, "_parent_task", None)
+            elif asyncio.isfuture(holder):
+                yield holder

@@ -42,20 +42,20 @@ class Bridge:
         return partial(call, time, loop, value) if callable(value) else value
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        own = self.__dict__
-        return call(own["_time"], own["_loop"], own["_target"], *args, **kwargs)
+        attr = self.__dict__
+        return call(attr["_time"], attr["_loop"], attr["_target"], *args, **kwargs)
 
     async def __aenter__(self) -> Bridge:
-        own = self.__dict__
-        if isinstance(own["_target"], ClientOutbox | Work):  # a client here is open already
-            await call(own["_time"], own["_loop"], own["_target"].__aenter__)
+        attr = self.__dict__
+        if isinstance(attr["_target"], ClientOutbox | Work):  # a client here is open already
+            await call(attr["_time"], attr["_loop"], attr["_target"].__aenter__)
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        own = self.__dict__
-        target = own["_target"]
+        attr = self.__dict__
+        target = attr["_target"]
         end = target.__aexit__ if isinstance(target, Work) else target.close
-        await call(own["_time"], own["_loop"], end, *(error if isinstance(target, Work) else ()))
+        await call(attr["_time"], attr["_loop"], end, *(error if isinstance(target, Work) else ()))
 
     def __dir__(self) -> list[str]:
         return dir(self.__dict__["_target"])
@@ -109,8 +109,8 @@ async def bridged_items(
         return ()
 
     try:
-        while found := await Pending(time, time.begin(following(), loop)):
-            [item] = found
+        while batch := await Pending(time, time.begin(following(), loop)):
+            [item] = batch
             yield Bridge(time, loop, item) if isinstance(item, BRIDGED) else item
     finally:
         await Pending(time, time.begin(items.aclose(), loop))

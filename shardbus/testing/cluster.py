@@ -261,21 +261,21 @@ class TestCluster:
         return node
 
     async def _start_node(
-        self, name: str | None, bus: ShardBus, given: Mapping[str, object], types: EntityTypes
+        self, name: str | None, bus: ShardBus, overrides: Mapping[str, object], types: EntityTypes
     ) -> TestNode:
         if name is None:
             self._names += 1
             name = f"node{self._names}"
         elif name in self._nodes and self._nodes[name].runs:
             raise ConfigError(f"{name} still runs: there is one process at an address")
-        settings = self._settings(bus, given)
+        settings = self._settings(bus, overrides)
         settings = replace(settings, node=await with_version(settings.node, bus.version_source))
         process = self.world.start_node(name, settings, bus, types)
         node = self._nodes[name] = TestNode(process, self._time)
         return node
 
-    def _settings(self, bus: ShardBus, given: Mapping[str, object]) -> Settings:
-        named = {**self._given, **given}
+    def _settings(self, bus: ShardBus, overrides: Mapping[str, object]) -> Settings:
+        named = {**self._given, **overrides}
         layers = [(SETTINGS_ORIGIN, nested_at(key, value)) for key, value in named.items()]
         return load(for_types(layers, bus.types))
 
@@ -313,7 +313,7 @@ class TestCluster:
     async def partition(self, *sides: Sequence[TestNode | str]) -> None:
         """Split the network: nothing passes between the sides. A node on no side reaches all, and
         so does a client, unless its name is on a side. The store is reached by all."""
-        names = [[one if isinstance(one, str) else one.name for one in side] for side in sides]
+        names = [[node if isinstance(node, str) else node.name for node in side] for side in sides]
         self._mark(None, "split: " + " | ".join(",".join(side) for side in names))
         for link in links_between(names):
             assert isinstance(link, CutLink)
@@ -351,7 +351,7 @@ class TestCluster:
             raise ConfigError(
                 f"there is no channel {wrong[0]!r}", hint=f"one of {', '.join(CHANNEL_NAMES)}"
             )
-        names = [one.name for one in others or self.nodes if one is not node]
+        names = [other.name for other in others or self.nodes if other is not node]
         trouble = NodeTrouble(kind, node.name, tuple(names), 0.0, 0.0, named, refuse)
         self._mark(node, str(trouble).removeprefix(f"{node.name} "))
         wall = trouble.wall()
@@ -468,10 +468,10 @@ class TestCluster:
     async def _until(self, condition: Callable[[], object], within: float, what: str) -> None:
         end = self.world.now + within
         while True:
-            found = condition()
-            if inspect.isawaitable(found):
-                found = await found
-            if found:
+            holds = condition()
+            if inspect.isawaitable(holds):
+                holds = await holds
+            if holds:
                 return
             if self.world.now > end:
                 raise TimeoutError(f"{what}, after {within:g} s of virtual time")

@@ -72,13 +72,13 @@ async def whole(
 
 
 async def names(journals: JournalStore, kind: str, limit: int) -> list[tuple[str, str]]:
-    found: dict[tuple[str, str], None] = {}
+    keys: dict[tuple[str, str], None] = {}
     cursor, first = None, True
     while first or cursor is not None:
         page, cursor = await journals.page(kind, cursor, limit)
-        found.update(dict.fromkeys(page))
+        keys.update(dict.fromkeys(page))
         first = False
-    return list(found)
+    return list(keys)
 
 
 def kinds(outcomes: Sequence[StoreError | None]) -> list[type]:
@@ -218,16 +218,16 @@ class JournalSuite:
     async def test_an_append_whose_answer_was_lost_is_applied_once(
         self, journals: JournalStore, others: JournalStore
     ) -> None:
-        one = append("a", 0, b"1", b"2", op_id=HUGE)
-        assert await journals.append([one]) == [None]
-        assert await journals.append([one]) == [None]
-        assert await others.append([one]) == [None]
+        entry = append("a", 0, b"1", b"2", op_id=HUGE)
+        assert await journals.append([entry]) == [None]
+        assert await journals.append([entry]) == [None]
+        assert await others.append([entry]) == [None]
         assert await journals.open("account", "7", "a", HIGH, 0, 10) == JournalPage(
             1, [b"1", b"2"], 2
         )
-        assert await journals.append([one]) == [None]
+        assert await journals.append([entry]) == [None]
         await put(journals, "a", 2, b"3", fence=HIGH)
-        assert kinds(await journals.append([one])) == [StaleFence]
+        assert kinds(await journals.append([entry])) == [StaleFence]
         assert await whole(journals, "a") == [b"1", b"2", b"3"]
 
     async def test_what_is_refused_leaves_the_rest_of_a_call_alone(
@@ -352,11 +352,11 @@ class JournalSuite:
         await put(journals, "a", 0, b"entry", fence=1)
         assert await store.load_state("account", "7", "a", HIGH) == b"state"
         for _ in range(2):
-            cursor, found, first = None, set[str](), True
+            cursor, ids, first = None, set[str](), True
             while first or cursor is not None:
                 page, cursor = await store.page_stored("account", "", cursor, 10)
-                found, first = found | set(page), False
-            assert found == {"a"}
+                ids, first = ids | set(page), False
+            assert ids == {"a"}
             await journals.trim("account", "7", "a", 1, 1, forget=True)
             assert await store.load_state("account", "7", "a", HIGH) == b"state"
         await store.close()
@@ -405,10 +405,10 @@ class JournalSuite:
                     assert isinstance(refused, JournalConflict)
 
         await asyncio.gather(write(journals, b"a"), write(others, b"b"))
-        found = await whole(journals, "a")
-        assert found[::2] == found[1::2]
-        assert len(found) == 2 * len(set(found))
-        assert sorted(e for e in found if e not in in_doubt) == sorted(written)
+        entries = await whole(journals, "a")
+        assert entries[::2] == entries[1::2]
+        assert len(entries) == 2 * len(set(entries))
+        assert sorted(e for e in entries if e not in in_doubt) == sorted(written)
 
     async def test_an_append_that_was_given_up_is_in_what_is_opened_or_never_applied(
         self, journals: JournalStore

@@ -84,28 +84,28 @@ class ClusterStore:
 
     def state(self, kind: type | str, entity_id: str) -> Any:
         """Return the stored state of an entity, None if there is none."""
-        known = self._type(kind)
-        if known.merged is not None:
-            value = self._server.values.rows.get(state_name(known.name, entity_id), NOTHING)
-            return copy_of(known.merged, entity_id, value).entity.state if value.dots else None
-        row = self._server.data.states.get((known.name, entity_id))
+        declared = self._type(kind)
+        if declared.merged is not None:
+            value = self._server.values.rows.get(state_name(declared.name, entity_id), NOTHING)
+            return copy_of(declared.merged, entity_id, value).entity.state if value.dots else None
+        row = self._server.data.states.get((declared.name, entity_id))
         if row is None or row.data is None:
             return None
-        return row.data if known.states is None else known.states.read(entity_id, row.data)
+        return row.data if declared.states is None else declared.states.read(entity_id, row.data)
 
     def put(self, kind: type | str, entity_id: str, state: object) -> None:
         """Store a state, as if an earlier activation had saved it. An activation that runs keeps
         its own, and its next save replaces this one; instances that share a state merge it."""
-        known, server = self._type(kind), self._server
-        key = (known.name, check_id("an entity id", entity_id))
-        if known.merged is not None:
-            self._put_merged(known.merged, state_name(*key), state)
+        declared, server = self._type(kind), self._server
+        key = (declared.name, check_id("an entity id", entity_id))
+        if declared.merged is not None:
+            self._put_merged(declared.merged, state_name(*key), state)
             return
-        shard = shard_function_of(known.interface)(entity_id)
+        shard = shard_function_of(declared.interface)(entity_id)
         row = server.data.states.get(key)
         fence = 0 if row is None else row.fence
-        data = encode_value(state) if known.states is None else known.states.write(state)
-        save = Save(known.name, shard, entity_id, fence, data, server.rng.getrandbits(63))
+        data = encode_value(state) if declared.states is None else declared.states.write(state)
+        save = Save(declared.name, shard, entity_id, fence, data, server.rng.getrandbits(63))
         store = MemoryStore(server.data)
         run_at_once(store.start())
         run_at_once(store.save_states([save]))

@@ -87,12 +87,12 @@ async def due_in(store: ReminderStore, shard: str = "7", limit: int = 100) -> li
 
 
 async def pages(store: StateStore, shard: str, limit: int) -> list[list[str]]:
-    found, cursor = [], None
+    lists, cursor = [], None
     while True:
         page, cursor = await store.page_remembered("counter", shard, cursor, limit)
-        found.append(page)
+        lists.append(page)
         if cursor is None:
-            return found
+            return lists
 
 
 async def remembered(store: StateStore, shard: str = "7", limit: int = 100) -> set[str]:
@@ -101,13 +101,13 @@ async def remembered(store: StateStore, shard: str = "7", limit: int = 100) -> s
 
 async def stored(store: StateStore, prefix: str = "", limit: int = 100) -> list[str]:
     """Return the ids of a list, each once."""
-    found: dict[str, None] = {}
+    ids: dict[str, None] = {}
     cursor, first = None, True
     while first or cursor is not None:
         page, cursor = await store.page_stored("counter", prefix, cursor, limit)
-        found.update(dict.fromkeys(page))
+        ids.update(dict.fromkeys(page))
         first = False
-    return list(found)
+    return list(ids)
 
 
 @asynccontextmanager
@@ -394,7 +394,7 @@ class StateTests:
     async def test_a_load_comes_after_a_save_that_was_given_up(self, store: StateStore) -> None:
         """The loaded state stays, whenever the server executes the save."""
         long = bytes(range(256)) * 1024
-        found: dict[str, bytes | None] = {}
+        states: dict[str, bytes | None] = {}
         for n in range(40):
             entity_id = f"e-{n}"
             await store.save_states([save(entity_id, 1, b"old", 2 * n + 1)])
@@ -404,13 +404,13 @@ class StateTests:
             for _ in range(n):
                 await asyncio.sleep(0)
             given_up.cancel()
-            found[entity_id] = await store.load_state("counter", "7", entity_id, 1)
+            states[entity_id] = await store.load_state("counter", "7", entity_id, 1)
             await asyncio.wait([given_up])
-        assert set(found.values()) <= {b"old", long}
+        assert set(states.values()) <= {b"old", long}
         for _ in range(4):  # behind all that was sent, on whatever connection
             others = (store.load_state("counter", "7", f"other-{n}", 1) for n in range(40))
             assert set(await asyncio.gather(*others)) == {None}
-            assert await store.read_states("counter", list(found)) == list(found.values())
+            assert await store.read_states("counter", list(states)) == list(states.values())
 
     async def test_a_save_comes_after_one_that_was_given_up_before_a_load(
         self, store: StateStore
@@ -498,9 +498,9 @@ class StateTests:
         assert (refused.entity_id, refused.fence, refused.stored) == ("e-5", 8, 9)
         assert set(answers.values()) == {None}
         loads = (other.load_state("counter", places[name], name, 9) for name in places)
-        found = dict(zip(places, await asyncio.gather(*loads), strict=True))
-        assert found.pop("e-5") is None
-        assert found == {name: name.encode() for name in found}
+        states = dict(zip(places, await asyncio.gather(*loads), strict=True))
+        assert states.pop("e-5") is None
+        assert states == {name: name.encode() for name in states}
 
 
 class StoredDataTests:
@@ -526,8 +526,8 @@ class StoredDataTests:
         saves = [save(name, 1, b"x", number) for number, name in enumerate(NASTY_IDS, start=1)]
         assert set(await store.save_states(saves)) == {None}
         for prefix in NASTY_IDS:
-            found = await stored(store, prefix)
-            assert sorted(found) == sorted(name for name in NASTY_IDS if name.startswith(prefix))
+            ids = await stored(store, prefix)
+            assert sorted(ids) == sorted(name for name in NASTY_IDS if name.startswith(prefix))
 
     async def test_a_list_has_what_is_stored_throughout(
         self, store: StateStore, other: StateStore
@@ -535,23 +535,23 @@ class StoredDataTests:
         saves = [save(f"stay-{n:03}", 1, b"x", n) for n in range(1, 121)]
         saves += [save(f"go-{n:03}", 1, b"x", n) for n in range(200, 260)]
         assert set(await store.save_states(saves)) == {None}
-        found, cursor, op_id = list[str](), None, 1000
+        ids, cursor, op_id = list[str](), None, 1000
         while op_id == 1000 or cursor is not None:
             page, cursor = await store.page_stored("counter", "", cursor, 20)
-            found += page
+            ids += page
             going = [save(f"go-{n:03}", 1, None, op_id + n) for n in range(200, 260, 7)]
             coming = [save(f"new-{op_id + n}", 1, b"x", op_id + 500 + n) for n in range(9)]
             await other.save_states([*going, *coming])
             op_id += 1000
             assert op_id < 200_000
-        assert {f"stay-{n:03}" for n in range(1, 121)} <= set(found)
+        assert {f"stay-{n:03}" for n in range(1, 121)} <= set(ids)
 
     async def test_states_are_read_without_a_fence(self, store: StateStore) -> None:
         names = [f"e-{n}" for n in range(300)]
         saves = [save(name, 5, name.encode(), n) for n, name in enumerate(names, 1)]
         assert set(await store.save_states(saves)) == {None}
-        found = await store.read_states("counter", [*names, "unknown", "e-0"])
-        assert found == [*(name.encode() for name in names), None, b"e-0"]
+        states = await store.read_states("counter", [*names, "unknown", "e-0"])
+        assert states == [*(name.encode() for name in names), None, b"e-0"]
         assert await store.read_states("counter", []) == []
         assert await store.read_states("other", ["e-0"]) == [None]
         assert await store.save_states([save("e-0", 5, b"new", 999)]) == [None]
@@ -631,16 +631,16 @@ class RememberedTests:
         staying = [f"stay-{n:03}" for n in range(120)]
         going = [f"go-{n:03}" for n in range(60)] + [f"zz-{n:03}" for n in range(60)]
         await store.add_remembered("counter", "7", staying + going, 1)
-        found: list[str] = []
+        ids: list[str] = []
         cursor, turn = None, 0
         while turn == 0 or cursor is not None:
             page, cursor = await store.page_remembered("counter", "7", cursor, 20)
             assert len(page) <= 40
-            found += page
+            ids += page
             await other.remove_remembered("counter", "7", going[turn * 10 : turn * 10 + 10], 1)
             await other.add_remembered("counter", "7", [f"new-{turn:03}", f"{turn:03}"], 1)
             turn += 1
-        assert set(staying) <= set(found)
+        assert set(staying) <= set(ids)
 
     async def test_shards_with_remembered_entities_are_found(
         self, store: StateStore, other: StateStore

@@ -148,9 +148,9 @@ class ClusterWorld(NodeWorld):
         running = [p.name for p in self.running() if p.held is None]
         if name in self.sim_nodes:
             self.former.append(self.sim_nodes[name])
-        own = replace(settings.node, host=name, port=PORT, join="manual")
+        node_settings = replace(settings.node, host=name, port=PORT, join="manual")
         self.trace.mark(self.now, name, "starts")
-        node = AppNode(self, replace(settings, node=own), bus, types)
+        node = AppNode(self, replace(settings, node=node_settings), bus, types)
         if node.life.done():
             node.life.result()  # raises the error that kept it from starting
         self.sim_nodes[name] = node

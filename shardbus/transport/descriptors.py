@@ -41,9 +41,9 @@ def require_descriptors(count: int) -> None:
     Raises:
         OSError: there are fewer.
     """
-    found = DescriptorReserve(count)
-    short = found.short
-    found.close()
+    reserve = DescriptorReserve(count)
+    short = reserve.short
+    reserve.close()
     if short:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 

@@ -350,15 +350,15 @@ class LocalOutbox(SessionOutbox):
 
     def _flush_scheduled(self) -> None:
         direct = self.direct
-        asked = told = 0
+        asks = tells = 0
         for run in self.runs:
             if isinstance(run, AskRun):
-                asked += len(run.ids)
+                asks += len(run.ids)
             elif isinstance(run, TellRun):
-                told += len(run.ids)
-        direct.crowd = max(asked, -direct.turn_left) >= CROWD
-        told += direct.tells_most - direct.tells_left
-        direct.tells_most = direct.tells_left = TELLS_MAX if told <= TELLS_MAX else 0
+                tells += len(run.ids)
+        direct.crowd = max(asks, -direct.turn_left) >= CROWD
+        tells += direct.tells_most - direct.tells_left
+        direct.tells_most = direct.tells_left = TELLS_MAX if tells <= TELLS_MAX else 0
         direct.turn_left, direct.turn_ends = DIRECT_MAX, 0.0
         super()._flush_scheduled()
 

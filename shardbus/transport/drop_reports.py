@@ -120,13 +120,13 @@ class DropTallies:
         tally = self._tallies.get(mark)
         if tally is None or not is_session_mark(via):
             return mark
-        found = tally.marks.get(via)
-        if found is None:
+        forwarded = tally.marks.get(via)
+        if forwarded is None:
             if len(tally.marks) >= SENDERS_MAX:
                 del self._origins[tally.marks.pop(next(iter(tally.marks)))]
-            found = tally.marks[via] = next(self._marks)
-            self._origins[found] = mark, via
-        return found
+            forwarded = tally.marks[via] = next(self._marks)
+            self._origins[forwarded] = mark, via
+        return forwarded
 
     def sender_of(self, mark: int) -> str:
         """Return the name of the process at the other end of the session by which a tell with this
@@ -206,8 +206,8 @@ class RefusedTells:
             dropped = all_dropped - relayed.get((entity_type, reason), 0)
             if dropped <= 0:
                 continue
-            known = self._types is None or entity_type in self._types
-            key = (entity_type if known else "", reason if WORD.fullmatch(reason) else OTHER[1])
+            is_known = self._types is None or entity_type in self._types
+            key = (entity_type if is_known else "", reason if WORD.fullmatch(reason) else OTHER[1])
             if key not in self.counts and len(self.counts) >= KEYS_MAX:
                 key = OTHER
             self.counts[key] = self.counts.get(key, 0) + dropped

@@ -135,20 +135,20 @@ class Endpoint:
         """Return the connection to this incarnation, by whatever name it was dialled; without one,
         the newest to the address. A connection that no process has answered yet is then for this
         incarnation alone: its successor must not get messages sent to it."""
-        if node is not None and (found := self._by_uid.get(node.uid)) is not None:
-            return found
-        for one in reversed(self._outgoing.values()):
-            home = one.node.address if one.node is not None else one.address
-            if (node is None or not one.uid) and (address in one.names or address == home):
+        if node is not None and (connection := self._by_uid.get(node.uid)) is not None:
+            return connection
+        for opened in reversed(self._outgoing.values()):
+            home = opened.node.address if opened.node is not None else opened.address
+            if (node is None or not opened.uid) and (address in opened.names or address == home):
                 if node is not None:  # a process keeps one session of this one, so they share it
-                    one.pin(node)
-                    self._by_uid[node.uid] = one
-                return one
+                    opened.pin(node)
+                    self._by_uid[node.uid] = opened
+                return opened
         return None
 
     def has_others(self, connection: OutgoingConnection) -> bool:
         """True if this process has opened another connection."""
-        return any(one is not connection for one in self._outgoing.values())
+        return any(other is not connection for other in self._outgoing.values())
 
     def holder_of(self, uid: int, connection: OutgoingConnection) -> OutgoingConnection:
         """Return the connection to the process with this uid; the given one if there is none."""
@@ -175,13 +175,13 @@ class Endpoint:
     def has_session(self, node: NodeId) -> bool:
         """True if there is a session with this incarnation, opened by either side."""
         return str(node) in self.incoming.by_name or any(
-            one.node == node for one in self._outgoing.values()
+            c.node == node for c in self._outgoing.values()
         )
 
     def watch(self, node: NodeId) -> bool:
         """Membership no longer reports on this node: find out by connecting when its process ends.
         Returns False if there is no connection to it."""
-        watched = [one for one in self._outgoing.values() if one.node == node]
+        watched = [c for c in self._outgoing.values() if c.node == node]
         for connection in watched:
             connection.watch()
         return bool(watched)
@@ -212,7 +212,7 @@ class Endpoint:
         """Close the connections to a leaving node on which nothing is under way. Returns True if
         none is left."""
         none_left = True
-        for connection in [one for one in self._outgoing.values() if one.node == node]:
+        for connection in [c for c in self._outgoing.values() if c.node == node]:
             session = connection.session
             if in_use(session) or session.busy:
                 none_left = False
@@ -225,11 +225,11 @@ class Endpoint:
     @property
     def outgoing_sessions(self) -> list[Session]:
         """The sessions that this process opened."""
-        return [one.session for one in self._outgoing.values()]
+        return [connection.session for connection in self._outgoing.values()]
 
     def sessions(self) -> list[Session]:
         """Every session, opened by either side."""
-        return self.outgoing_sessions + [one.session for one in self.incoming.by_name.values()]
+        return self.outgoing_sessions + [peer.session for peer in self.incoming.by_name.values()]
 
     # ---- membership
 
@@ -249,8 +249,7 @@ class Endpoint:
         """Send a request to join on a connection that this process opens. It may be lost."""
         connection = None
         if isinstance(to, NodeId):
-            found = [one for one in self._outgoing.values() if one.node == to]
-            connection = found[0] if found else None
+            connection = next((c for c in self._outgoing.values() if c.node == to), None)
             to = to.address
         if connection is None:
             self.session_to(to)
@@ -294,12 +293,12 @@ class Endpoint:
         log.warning("no connection to %s: %s", address, reason)
         self.events.denied(address, reason)
 
-    def on_membership(self, sender: NodeId, body: bytes, asked: Address | None = None) -> None:
-        """A MEMBERSHIP frame arrived in a session with the sender. `asked`: the address to which
+    def on_membership(self, sender: NodeId, body: bytes, dialled: Address | None = None) -> None:
+        """A MEMBERSHIP frame arrived in a session with the sender. `dialled`: the address to which
         this process opened the connection; None if the sender opened it."""
         message = batch.decode_membership(body)
         if message.node == sender:
-            self.events.membership(sender, message.body, asked)
+            self.events.membership(sender, message.body, dialled)
         else:
             self.count_drop("not_allowed")
             log.warning("dropped a message of %s in the name of another node", sender)
@@ -342,8 +341,8 @@ class Endpoint:
         for connection in list(self._outgoing.values()):
             session = connection.session
             idle = not session.busy
-            known = connection.node in members and connection.node != self.node
-            if not known and idle and now - connection.since > LINK_IDLE_S:
+            is_member = connection.node in members and connection.node != self.node
+            if not is_member and idle and now - connection.since > LINK_IDLE_S:
                 session.closed_idle = True
                 connection.transmit(batch.FrameType.BYE, 0, session.link.window.received, b"")
                 self.end_connection(connection, NodeLost(f"{session.name} is no member"))

@@ -115,7 +115,7 @@ class FullEntities:
     def unlist(self, leaves: Callable[[Target], bool], tick: int) -> list[EntityRun]:
         """Forget these entities and return their rests."""
         runs: list[EntityRun] = []
-        for target in [one for one in self.entities if leaves(one)]:
+        for target in [key for key in self.entities if leaves(key)]:
             entity = self.entities.pop(target)
             self.weight -= entity.weight
             runs += entity.take_all(tick)

@@ -64,12 +64,12 @@ class Identity(msgspec.Struct, frozen=True):
             place = ip_address(address)
         except ValueError:
             return False
-        return any(place in ip_network(known, strict=False) for known in self.addresses)
+        return any(place in ip_network(network, strict=False) for network in self.addresses)
 
     def may_be(self, address: Address) -> bool:
         """True if a node may have this address."""
-        known = (str(address), address.host)
-        return not self.addresses or any(one in known for one in self.addresses)
+        names = (str(address), address.host)
+        return not self.addresses or any(allowed in names for allowed in self.addresses)
 
 
 class OwnKey(msgspec.Struct, frozen=True):
@@ -97,10 +97,10 @@ def authorize_by(
             return f"{identity.name} is a client, and calls itself {hello.name[:256]}"
         if not identity.may_be(hello.node.address):
             return f"{identity.name} may not have the address {hello.node.address}"
-    found = authorize(hello, user)
-    if isinstance(found, Permissions) and identity.role is Role.CLIENT:
-        return Permissions(found.role, identity.types)
-    return found
+    answer = authorize(hello, user)
+    if isinstance(answer, Permissions) and identity.role is Role.CLIENT:
+        return Permissions(answer.role, identity.types)
+    return answer
 
 
 def read_allowed(path: Path) -> dict[bytes, Identity]:
@@ -121,17 +121,17 @@ def read_allowed(path: Path) -> dict[bytes, Identity]:
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as wrong:
         raise ConfigError(f"{str(path)!r} is not TOML: {str(wrong).splitlines()[0]}") from None
-    found: dict[bytes, Identity] = {}
+    identities: dict[bytes, Identity] = {}
     for name, table in tables.items():
         try:
             identity = _identity(check_id("the name of an identity", name), table)
         except ConfigError as wrong:
             raise ConfigError(f"[{name}] of {str(path)!r}: {wrong.message}") from None
-        if identity.key in found:
-            other = found[identity.key].name
+        if identity.key in identities:
+            other = identities[identity.key].name
             raise ConfigError(f"[{name}] and [{other}] of {str(path)!r} have the same key")
-        found[identity.key] = identity
-    return found
+        identities[identity.key] = identity
+    return identities
 
 
 def _identity(name: str, table: object) -> Identity:

@@ -131,7 +131,7 @@ class IncomingSessions:
         """Number of sessions of clients, without those that are gone while this node leaves."""
         latest = self._owner.clock.tick - GONE_TICKS
         sessions = self._by_role[Role.CLIENT].values()
-        return sum(one.cut_tick is None or one.cut_tick > latest for one in sessions)
+        return sum(inbound.cut_tick is None or inbound.cut_tick > latest for inbound in sessions)
 
     def transmit(
         self, identity: bytes, uid: int, kind: int, seq: int, ack: int, body: bytes
@@ -314,7 +314,7 @@ class IncomingSessions:
         """Membership knows these nodes: their sessions have the permissions of members, and
         messages held back come again."""
         newcomers = self._by_role[Role.NEWCOMER]
-        for inbound in [one for one in newcomers.values() if one.session.tag in members]:
+        for inbound in [n for n in newcomers.values() if n.session.tag in members]:
             del newcomers[inbound.hello.name]
             self._by_role[Role.NODE][inbound.hello.name] = inbound
             inbound.session.permissions = NODE

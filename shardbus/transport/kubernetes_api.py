@@ -73,7 +73,7 @@ class PodApi:
 
     def __init__(self, settings: KubernetesSettings, environ: Mapping[str, str]) -> None:
         self._account, self._name = Path(settings.service_account), settings.pod
-        self._api = Address.parse(settings.api) if settings.api else _told(environ)
+        self._api = Address.parse(settings.api) if settings.api else _api_of_pod(environ)
         self._namespace = settings.namespace or self._own_namespace()
         self._pod = f"/api/v1/namespaces/{self._namespace}/pods/{self._name}"
 
@@ -88,7 +88,7 @@ class PodApi:
         pod = await self._ask("GET", self._pod)
         if isinstance(pod, ApiFailure):
             return pod
-        owners = [one for one in _list(pod, "ownerReferences") if one.get("controller")]
+        owners = [row for row in _list(pod, "ownerReferences") if row.get("controller")]
         kind, name = (str(owners[0].get(key)) for key in ("kind", "name")) if owners else ("", "")
         if kind != "ReplicaSet" or not KUBERNETES_NAME.fullmatch(name):
             owner = f"a {kind}" if kind else "nothing"
@@ -98,10 +98,10 @@ class PodApi:
         if isinstance(replicas, ApiFailure):
             return replicas
         annotations = replicas.get("annotations")
-        found = annotations.get(REVISION) if isinstance(annotations, dict) else None
-        if not isinstance(found, str) or not re.fullmatch(r"[0-9]{1,18}", found):
+        revision = annotations.get(REVISION) if isinstance(annotations, dict) else None
+        if not isinstance(revision, str) or not re.fullmatch(r"[0-9]{1,18}", revision):
             return ApiFailure(f"ReplicaSet {name!r} has no revision of a Deployment", True)
-        return found
+        return revision
 
     async def _ask(
         self, method: str, path: str, change: object = None
@@ -184,10 +184,10 @@ class PodApi:
             raise ConfigError(f"{self._account / 'ca.crt'} has no certificates") from None
 
     def _own_namespace(self) -> str:
-        found = self._read("namespace")
-        if not KUBERNETES_NAME.fullmatch(found):
-            raise ConfigError(f"{self._account / 'namespace'} has no namespace: {found[:60]!r}")
-        return found
+        namespace = self._read("namespace")
+        if not KUBERNETES_NAME.fullmatch(namespace):
+            raise ConfigError(f"{self._account / 'namespace'} has no namespace: {namespace[:60]!r}")
+        return namespace
 
     def _read(self, name: str) -> str:
         """Return the text of one file of the service account.
@@ -207,7 +207,7 @@ class PodApi:
             ) from None
 
 
-def _told(environ: Mapping[str, str]) -> Address:
+def _api_of_pod(environ: Mapping[str, str]) -> Address:
     """Return the address of the API server that Kubernetes tells each pod."""
     host, port = (environ.get(f"KUBERNETES_SERVICE_{what}", "") for what in ("HOST", "PORT"))
     if not host or not port:
@@ -220,8 +220,8 @@ def _told(environ: Mapping[str, str]) -> Address:
 
 
 def _list(metadata: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    found = metadata.get(key)
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    rows = metadata.get(key)
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
 def _message(response: HTTPResponse, body: bytes) -> str:

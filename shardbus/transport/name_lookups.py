@@ -126,10 +126,10 @@ class NameLookups:
 
     def known(self, name: str) -> KnownName:
         """Return the knowledge of a name."""
-        found = self._names.get(name)
-        if found is None:
+        entry = self._names.get(name)
+        if entry is None:
             return KnownName()
-        return KnownName(found.addresses, found.sure, found.reason)
+        return KnownName(entry.addresses, entry.sure, entry.reason)
 
     @property
     def running(self) -> int:

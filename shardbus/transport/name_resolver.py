@@ -50,8 +50,8 @@ def system_look_up(name: str) -> tuple[str, ...]:
         OSError: it has none.
     """
     # As bytes: Python's codec for international names would refuse long labels in its own way.
-    found = socket.getaddrinfo(name.encode("ascii"), None, type=socket.SOCK_STREAM)
-    return tuple(dict.fromkeys(str(place[0]) for *_, place in found))
+    places = socket.getaddrinfo(name.encode("ascii"), None, type=socket.SOCK_STREAM)
+    return tuple(dict.fromkeys(str(place[0]) for *_, place in places))
 
 
 class NameResolver:
@@ -194,23 +194,23 @@ def bindable(host: str, look_up: LookUpFunction = system_look_up) -> str:
     """
     if is_numeric(host):
         return host
-    found: list[tuple[str, ...]] = []
+    answers: list[tuple[str, ...]] = []
     why: list[str] = []
 
     def run() -> None:
         try:
-            found.append(look_up(host))
+            answers.append(look_up(host))
         except OSError as error:
             why.append(str(error.strerror or error))
 
     thread = threading.Thread(target=run, name="shardbus-look-up-own", daemon=True)
     thread.start()
     thread.join(BIND_WITHIN_S)
-    addresses = found[0] if found else ()
+    addresses = answers[0] if answers else ()
     if not addresses:
         reason = why[0] if why else f"no answer within {BIND_WITHIN_S:g} s"
         raise ConfigError(
             f"cannot look up the host {host}: {reason}",
             hint="set node.host to a numeric address of this machine",
         )
-    return next((one for one in addresses if ":" not in one), addresses[0])
+    return next((address for address in addresses if ":" not in address), addresses[0])

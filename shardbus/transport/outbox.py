@@ -579,11 +579,11 @@ class SessionOutbox:
         backs = frozenset(targets)
 
         def change(body: bytes) -> bytes | None:
-            found = take_back(body, backs)
-            if found is None:
+            parts = take_back(body, backs)
+            if parts is None:
                 return None
-            taken.append(found[1])
-            return found[0]
+            taken.append(parts[1])
+            return parts[0]
 
         self._way.rewrite_unsent(change)
         for runs in reversed(taken):

@@ -88,7 +88,7 @@ class OutgoingOwner(Protocol):
     def is_member(self, node: NodeId) -> bool: ...
     def has_others(self, connection: OutgoingConnection) -> bool: ...
     def holder_of(self, uid: int, connection: OutgoingConnection) -> OutgoingConnection: ...
-    def on_membership(self, sender: NodeId, body: bytes, asked: Address | None) -> None: ...
+    def on_membership(self, sender: NodeId, body: bytes, dialled: Address | None) -> None: ...
     def on_denied(self, address: Address, reason: str) -> None: ...
     def count_drop(self, reason: str) -> None: ...
 
@@ -100,7 +100,7 @@ class OutgoingConnection:
         self,
         owner: OutgoingOwner,
         address: Address,
-        wanted: NodeId | None,
+        node: NodeId | None,
         serial: int,
         *,
         probe: bool,
@@ -109,12 +109,12 @@ class OutgoingConnection:
         """Where it connects."""
         self.names = {address}
         """The addresses by which this process has dialled it."""
-        self.wanted = self.node = wanted
+        self.wanted = self.node = node
         """`node`: the incarnation that must answer, or has answered; None before that."""
-        self.uid = wanted.uid if wanted is not None else 0
+        self.uid = node.uid if node is not None else 0
         """The uid of the process that must answer, or has answered; 0 before that."""
-        self.session = owner.new_session(str(wanted or address), self.transmit)
-        self.session.tag = wanted
+        self.session = owner.new_session(str(node or address), self.transmit)
+        self.session.tag = node
         self.serial = serial
         self._owner = owner
         self._probe = probe
@@ -274,8 +274,8 @@ class OutgoingConnection:
             case FrameType.LEAVING:
                 self._owner.events.leaving(self.session)
             case FrameType.MEMBERSHIP if self._welcomed and self.node is not None:
-                for asked in sorted(self.names):
-                    self._owner.on_membership(self.node, body, asked)
+                for address in sorted(self.names):
+                    self._owner.on_membership(self.node, body, address)
             case _:
                 self._owner.count_drop("unexpected")
 

@@ -101,7 +101,7 @@ def parse_secrets(text: str, where: str) -> tuple[bytes, ...]:
     Raises:
         ConfigError: a line is no secret, or there are none, too many, or two that are equal.
     """
-    found: list[bytes] = []
+    listed: list[bytes] = []
     for number, line in enumerate(text.splitlines(), 1):
         word = line.partition("#")[0].strip()
         if not word:
@@ -115,15 +115,15 @@ def parse_secrets(text: str, where: str) -> tuple[bytes, ...]:
                 f"line {number} of {where!r} is no secret of {2 * SECRET_BYTES} hexadecimal digits",
                 hint="make one with `shardbus keys new`",
             )
-        if secret in found:
+        if secret in listed:
             raise ConfigError(f"line {number} of {where!r} has the same secret as a line before")
-        found.append(secret)
-    if not 0 < len(found) <= SECRETS_MAX:
+        listed.append(secret)
+    if not 0 < len(listed) <= SECRETS_MAX:
         raise ConfigError(
-            f"{where!r} has {counted(len(found), 'secret')}, expected 1 to {SECRETS_MAX}",
+            f"{where!r} has {counted(len(listed), 'secret')}, expected 1 to {SECRETS_MAX}",
             hint="make one with `shardbus keys new`",
         )
-    return tuple(found)
+    return tuple(listed)
 
 
 def write_private(path: Path, text: str, *, replace: bool = False) -> None:
@@ -156,6 +156,6 @@ def write_private(path: Path, text: str, *, replace: bool = False) -> None:
         raise ConfigError(f"{str(path)!r} cannot be written: {failed.strerror}") from None
 
 
-def secrets_text(found: Sequence[bytes]) -> str:
+def secrets_text(listed: Sequence[bytes]) -> str:
     """Return the text of a file with these secrets."""
-    return HEAD + "".join(f"{secret.hex()}\n" for secret in found)
+    return HEAD + "".join(f"{secret.hex()}\n" for secret in listed)

@@ -86,7 +86,7 @@ class BatchDeparture:
     def leave(self, runs: Sequence[Run], entries: Mapping[int, Any]) -> None:
         """Count the batch, which leaves now, and begin the next. `entries`: the waiting asks of the
         session, by correlation id."""
-        sent, asked = self._sent, 0
+        sent, asks = self._sent, 0
         counts = sent.counts
         for run in runs:
             cls = run.__class__
@@ -95,24 +95,24 @@ class BatchDeparture:
             elif cls is AskRun:
                 n = len(run.ids)  # type: ignore[union-attr]
                 counts[run.type] = counts.get(run.type, 0) + n  # type: ignore[union-attr]
-                asked += n
-        if asked:
-            sent.asks += asked
+                asks += n
+        if asks:
+            sent.asks += asks
             if sent.asks >= sent.marks.mark:
-                self._sample(runs, asked, entries)
+                self._sample(runs, asks, entries)
             self.since = 0.0
             if self.delayed:
                 self.delayed = {}
 
-    def _sample(self, runs: Sequence[Run], asked: int, entries: Mapping[int, Any]) -> None:
+    def _sample(self, runs: Sequence[Run], asks: int, entries: Mapping[int, Any]) -> None:
         sent, loop = self._sent, self._loop
         now = loop.time()
-        weight, at = sent.marks.take(sent.asks, now), sent.marks.choose(asked)
+        weight, at = sent.marks.take(sent.asks, now), sent.marks.choose(asks)
         entity_type, corr = _ask_at(runs, at)
         entry = entries.get(corr)
         if entry is None or not asyncio.isfuture(entry[0]):
             return
-        began = self.delayed.get(corr) or self.since + (now - self.since) * (at + 0.5) / asked
+        began = self.delayed.get(corr) or self.since + (now - self.since) * (at + 0.5) / asks
 
         def done(_: object) -> None:
             sent.ended(entity_type, loop.time() - began, weight)

@@ -41,11 +41,11 @@ def service_look_up(resolver: Resolver | None = None) -> LookUpFunction:
     def look_up(name: str) -> tuple[str, ...]:
         try:
             answer = (resolver or Resolver()).resolve(name, "SRV", search=True, lifetime=WITHIN_S)
-            found = [
-                (one.priority, one.target.to_text(omit_final_dot=True), one.port) for one in answer
+            rows = [
+                (row.priority, row.target.to_text(omit_final_dot=True), row.port) for row in answer
             ]
         except DNSException as error:
             raise OSError(f"no SRV record: {error}"[:200]) from None
-        return tuple(f"{host}:{port}" for _, host, port in sorted(found) if port and is_host(host))
+        return tuple(f"{host}:{port}" for _, host, port in sorted(rows) if port and is_host(host))
 
     return look_up

@@ -352,11 +352,11 @@ def _unsent_messages(runs: list[Run], asks: Asks) -> list[Unsent]:
                 unsent += [Unsent(key, "", i, p, 0, None, (), 0, trace) for i, p in rows]
             case AskRun():
                 key = (run.type, run.method)
-                asked = zip(run.ids, run.payloads, run.corrs, strict=True)
-                found = [(i, p, take(corr)) for i, p, corr in asked]
+                calls = zip(run.ids, run.payloads, run.corrs, strict=True)
+                open_asks = [(i, p, take(corr)) for i, p, corr in calls]
                 unsent += [
                     Unsent(key, "", i, p, 0, w, run.chain, 0, run.trace)
-                    for i, p, w in found
+                    for i, p, w in open_asks
                     if w is not None
                 ]
             case Relayed():

@@ -36,7 +36,7 @@ async def open_probe(host: KnownName, port: int) -> socket.socket:
     """
     errors: list[OSError] = []
     connected: socket.socket | None = None
-    attempts = {asyncio.ensure_future(_connect(one, port)) for one in host.addresses}
+    attempts = {asyncio.ensure_future(_connect(address, port)) for address in host.addresses}
     try:
         for attempt in asyncio.as_completed(attempts):
             try:

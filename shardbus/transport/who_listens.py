@@ -92,12 +92,12 @@ def judge(answer: bytes, kind: str) -> str:
         return HTTP
     if not answer.startswith(SIGNATURE[:1]):
         return FOREIGN
-    found = _kind_in(answer)
-    if found is None:
+    actual = _kind_in(answer)
+    if actual is None:
         return KEYED
-    if found == kind:
+    if actual == kind:
         return ""
-    there = PORT_OF.get(found, "another ZeroMQ socket")
+    there = PORT_OF.get(actual, "another ZeroMQ socket")
     return f"{there} answers there, not {PORT_OF[kind]}"
 
 

@@ -25,13 +25,13 @@ def bindings_in(cls: type, owner: type) -> Bindings:
     """Return the types that the type variables of a base, `owner`, have in a class."""
     bindings: dict[type, dict[Any, Any]] = {}
     for each in cls.__mro__:  # a class stands before its bases
-        own = bindings.get(each, {})
+        variables = bindings.get(each, {})
         for base in vars(each).get("__orig_bases__", ()):
             origin = typing.get_origin(base)
             parameters = getattr(origin, "__parameters__", ())
             arguments = typing.get_args(base)
             if isinstance(origin, type) and len(parameters) == len(arguments):
-                types = (bound(_evaluated(each, argument), own) for argument in arguments)
+                types = (bound(_evaluated(each, argument), variables) for argument in arguments)
                 bindings.setdefault(origin, dict(zip(parameters, types, strict=True)))
     return bindings.get(owner, {})
 

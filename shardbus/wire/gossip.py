@@ -295,7 +295,7 @@ def _from_wire(wire: Wire) -> m.Message:
         case WireTrial(node, member, cookie):
             return m.Trial(member_of(node_of(node), member), cookie)
         case WireTrialResult(messages, gossip, others):
-            return m.TrialResult(messages, gossip, tuple(address_of(one) for one in others))
+            return m.TrialResult(messages, gossip, tuple(address_of(place) for place in others))
         case WireJoin(greeting, node, member, cookie):
             return m.Join(_greeting(greeting), member_of(node_of(node), member), cookie)
         case WireJoinRefused(reason):

@@ -47,8 +47,8 @@ def reader_of_many(cls: Any, decoder: Callable[[Any], Decode], *, argument: bool
     if not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
         return None
     twin = _twin_of(cls)
-    wanted: Any = twin or cls
-    decode = decoder(tuple[wanted] if argument else wanted)
+    target: Any = twin or cls
+    decode = decoder(tuple[target] if argument else target)
 
     def read(payloads: list[bytes]) -> list[Any]:
         if argument:
@@ -85,8 +85,8 @@ def _is_made_of_values(cls: type) -> bool:
         written: Any = dataclasses.make_dataclass(cls.__name__, same)
     except TypeError:
         return False  # fields in an order that only keywords allow
-    own = getattr(ways.__init__, "__code__", None)
-    return own is not None and _what_it_does(own) == _what_it_does(written.__init__.__code__)
+    code = getattr(ways.__init__, "__code__", None)
+    return code is not None and _what_it_does(code) == _what_it_does(written.__init__.__code__)
 
 
 def _what_it_does(code: types.CodeType) -> tuple[Any, ...]:

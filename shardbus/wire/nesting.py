@@ -58,5 +58,5 @@ def _is_deeper(value: Any, most: int) -> bool:
         if not level:
             return False
         inner = chain.from_iterable(chain(c, c.values()) if type(c) is dict else c for c in level)
-        level = [one for one in inner if type(one) in _CONTAINERS]
+        level = [part for part in inner if type(part) in _CONTAINERS]
     return bool(level)

@@ -44,7 +44,7 @@ def located(error: BaseException, root: object, names: tuple[str, ...] = ()) -> 
         return error
 
 
-def _place(wanted: object, root: object, names: tuple[str, ...]) -> str:
+def _place(sought: object, root: object, names: tuple[str, ...]) -> str:
     elements: Any = root
     named = zip((f".{name}" for name in names), elements, strict=False) if names else ()
     left = deque(named or [("", root)])
@@ -52,7 +52,7 @@ def _place(wanted: object, root: object, names: tuple[str, ...]) -> str:
         if not left:
             break
         place, value = left.popleft()
-        if value is wanted:
+        if value is sought:
             return place
         left.extend((place + step, part) for step, part in _parts(value))
     return ""

@@ -45,12 +45,12 @@ def to_json(value: Any) -> Any:
         case msgspec.msgpack.Ext():
             return {"$ext": [value.code, base64.b64encode(value.data).decode()]}
         case list() | tuple():
-            return [to_json(one) for one in value]
+            return [to_json(inner) for inner in value]
         case dict():
             marked = len(value) == 1 and next(iter(value)) in MARKS
             if marked or not all(isinstance(key, str) for key in value):
-                return {"$map": [[to_json(key), to_json(one)] for key, one in value.items()]}
-            return {key: to_json(one) for key, one in value.items()}
+                return {"$map": [[to_json(key), to_json(inner)] for key, inner in value.items()]}
+            return {key: to_json(inner) for key, inner in value.items()}
         case _:
             raise ValueError(f"a {type(value).__name__} is no plain value")
 
@@ -73,7 +73,7 @@ def from_json(value: Any, path: str = "$") -> Any:
         ValueError: a mark has no such value; the text has its path.
     """
     if isinstance(value, list):
-        return [from_json(one, f"{path}[{n}]") for n, one in enumerate(value)]
+        return [from_json(inner, f"{path}[{n}]") for n, inner in enumerate(value)]
     if not isinstance(value, dict):
         return value
     if len(value) == 1 and (mark := next(iter(value))) in MARKS:
@@ -81,12 +81,12 @@ def from_json(value: Any, path: str = "$") -> Any:
             return _marked(mark, value[mark], path)
         except (ValueError, TypeError, binascii.Error, msgspec.MsgspecError) as error:
             raise ValueError(f"at {path}: {mark}: {error}") from None
-    return {key: from_json(one, f"{path}.{key}") for key, one in value.items()}
+    return {key: from_json(inner, f"{path}.{key}") for key, inner in value.items()}
 
 
 def _key(value: Any) -> Any:
     """Return a key of a map as it was: a list in JSON was a tuple."""
-    return tuple(_key(one) for one in value) if isinstance(value, list) else value
+    return tuple(_key(inner) for inner in value) if isinstance(value, list) else value
 
 
 def shown_json(value: Any) -> str:
@@ -99,11 +99,11 @@ def _shown(value: Any) -> Any:
         case msgspec.msgpack.Ext():
             return to_json(value)
         case list() | tuple():
-            return [_shown(one) for one in value]
+            return [_shown(inner) for inner in value]
         case dict():
             if all(_is_text_in_json(key) for key in value):
-                return {key: _shown(one) for key, one in value.items()}
-            return {"$map": [[_shown(key), _shown(one)] for key, one in value.items()]}
+                return {key: _shown(inner) for key, inner in value.items()}
+            return {"$map": [[_shown(key), _shown(inner)] for key, inner in value.items()]}
         case _:
             return value
 
@@ -112,17 +112,17 @@ def _is_text_in_json(key: object) -> bool:
     return isinstance(key, str | int | float | bytes | datetime) and not isinstance(key, bool)
 
 
-def _marked(mark: str, given: Any, path: str) -> Any:
-    match mark, given:
+def _marked(mark: str, value: Any, path: str) -> Any:
+    match mark, value:
         case "$bytes", str():
-            return base64.b64decode(given, validate=True)
+            return base64.b64decode(value, validate=True)
         case "$time", str():
-            return msgspec.convert(given, datetime)
+            return msgspec.convert(value, datetime)
         case "$float", "nan" | "inf" | "-inf":
-            return float(given)
+            return float(value)
         case "$ext", [int() as code, str() as data]:
             return msgspec.msgpack.Ext(code, base64.b64decode(data, validate=True))
         case "$map", list():
-            pairs = [from_json(pair, f"{path}[{n}]") for n, pair in enumerate(given)]
-            return {_key(key): one for key, one in pairs}
-    raise ValueError(f"{given!r:.40} is no such value")
+            pairs = [from_json(pair, f"{path}[{n}]") for n, pair in enumerate(value)]
+            return {_key(key): inner for key, inner in pairs}
+    raise ValueError(f"{value!r:.40} is no such value")

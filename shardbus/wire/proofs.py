@@ -52,8 +52,8 @@ def _classes(info: Any) -> frozenset[type] | None:
     """Return the classes of a type without parts; None for any other type."""
     if isinstance(info, m.UnionType):
         members = [_classes(member) for member in info.types]
-        known = [member for member in members if member is not None]
-        return frozenset().union(*known) if len(known) == len(members) else None
+        classes = [member for member in members if member is not None]
+        return frozenset().union(*classes) if len(classes) == len(members) else None
     cls = _SCALARS.get(type(info))
     if cls is None or any(getattr(info, name, None) is not None for name in _CONSTRAINTS):
         return None
@@ -94,8 +94,8 @@ def _all_proof(item: Any, around: frozenset[int]) -> Proof | None:
         return lambda values: are_known(map(type, values))
     if each is None:
         return None
-    found = each
-    return lambda values: all(map(found, values))
+    proof = each
+    return lambda values: all(map(proof, values))
 
 
 def _dict_proof(keys: frozenset[type] | None, are_proven: Proof | None) -> Proof | None:
@@ -119,22 +119,22 @@ def _fields_proof(cls: Any, info: Any, around: frozenset[int]) -> Proof | None:
             return None
         parts.append((n, each))
     deep = [(n, each) for n, each in parts if _classes(declared[names[n]]) is None]
-    values, known = values_of(cls), set[tuple[type, ...]]()
+    values, proven = values_of(cls), set[tuple[type, ...]]()
 
     def proof(value: Any) -> bool:
         if type(value) is not cls:
             return False
         try:
-            given = values(value)
+            fields = values(value)
         except AttributeError:
             return False
-        kinds = tuple(map(type, given))
-        if kinds in known:
-            return all(each(given[n]) for n, each in deep) if deep else True
-        if not all(each(given[n]) for n, each in parts):
+        kinds = tuple(map(type, fields))
+        if kinds in proven:
+            return all(each(fields[n]) for n, each in deep) if deep else True
+        if not all(each(fields[n]) for n, each in parts):
             return False
-        if len(known) < _KINDS_MAX:
-            known.add(kinds)
+        if len(proven) < _KINDS_MAX:
+            proven.add(kinds)
         return True
 
     return proof

@@ -123,8 +123,8 @@ def _class_named(name: str) -> type[Rejection] | None:
     alike = {f"{c.__module__}:{c.__qualname__}": c for c in _subclasses(Rejection)}
     if name in alike:
         return alike[name]
-    found = [cls for cls in alike.values() if cls.__name__ == last]
-    return found[0] if len(found) == 1 else None
+    classes = [cls for cls in alike.values() if cls.__name__ == last]
+    return classes[0] if len(classes) == 1 else None
 
 
 def _has_fields(cls: Any) -> bool:
@@ -162,15 +162,15 @@ class _Form:
         for field in dataclasses.fields(cls):  # type: ignore[arg-type]
             if not field.init:
                 continue
-            wanted: Any = Any if types[field.name] is object else types[field.name]
+            kind: Any = Any if types[field.name] is object else types[field.name]
             if field.default_factory is not dataclasses.MISSING:
                 default: Any = msgspec.field(default_factory=field.default_factory)
-                rows.append((field.name, wanted, default))
+                rows.append((field.name, kind, default))
             elif field.default is not dataclasses.MISSING:
-                rows.append((field.name, wanted, msgspec.field(default=field.default)))
+                rows.append((field.name, kind, msgspec.field(default=field.default)))
             else:
-                rows.append((field.name, wanted))
-        shapes = {name: shape_of(f"{where}.{name}", wanted) for name, wanted, *_ in rows}
+                rows.append((field.name, kind))
+        shapes = {name: shape_of(f"{where}.{name}", kind) for name, kind, *_ in rows}
         self._checks = [(name, s.check) for name, s in shapes.items() if s.check is not None]
         self._names = list(shapes)
         self._decode = decoder(msgspec.defstruct("Fields", rows, kw_only=True))

@@ -102,13 +102,13 @@ def _check_dicts(sent: Any, read: Any, exact: bool) -> None:
         raise Misfit(f"has {counted(len(sent), 'key')}, {len(read)} would come back")
     if not exact and _are_scalars(map(type, read.values())) and sent == read:
         return
-    for (key, value), (other, found) in zip(sent.items(), read.items(), strict=True):
+    for (key, value), (other, returned) in zip(sent.items(), read.items(), strict=True):
         try:
             check_same(key, other, exact=exact)
         except Misfit as misfit:
             raise Misfit(f"has a key that {misfit.reason}") from None
         try:
-            check_same(value, found, exact=exact)
+            check_same(value, returned, exact=exact)
         except Misfit as misfit:
             raise misfit.within(f".{key!s:.60}") from None
 
@@ -116,10 +116,10 @@ def _check_dicts(sent: Any, read: Any, exact: bool) -> None:
 def _check_lists(sent: Any, read: Any, exact: bool) -> None:
     if len(sent) != len(read):
         raise Misfit(f"has {counted(len(sent), 'element')}, {len(read)} would come back")
-    for n, (value, found) in enumerate(zip(sent, read, strict=True)):
-        if type(value) not in SCALARS or type(value) is not type(found) or value != found:
+    for n, (value, returned) in enumerate(zip(sent, read, strict=True)):
+        if type(value) not in SCALARS or type(value) is not type(returned) or value != returned:
             try:
-                check_same(value, found, exact=exact)
+                check_same(value, returned, exact=exact)
             except Misfit as misfit:
                 raise misfit.within(f"[{n}]") from None
 
@@ -147,13 +147,13 @@ def _check_fields(
     names: tuple[str, ...], values: Values, sent: Any, read: Any, exact: bool
 ) -> None:
     try:
-        given = values(sent)
+        before = values(sent)
     except AttributeError as e:
         raise Misfit(_unset(sent, names, e)) from None
-    found = values(read)
-    if not exact and _are_scalars(map(type, found)) and given == found:
+    after = values(read)
+    if not exact and _are_scalars(map(type, after)) and before == after:
         return
-    for name, value, other in zip(names, given, found, strict=True):
+    for name, value, other in zip(names, before, after, strict=True):
         if value is not other:
             try:
                 check_same(value, other, exact=exact)
@@ -170,22 +170,22 @@ def _unset(sent: Any, names: tuple[str, ...], error: AttributeError) -> str:
 
 def _check_models(sent: Any, read: Any, exact: bool) -> None:
     cls: Any = type(read)
-    own, other = sent.__dict__, read.__dict__
-    flat = _are_scalars(map(type, own.values())) and _are_scalars(map(type, other.values()))
-    for name, is_open in () if flat and own == other else _model_fields(cls):
-        value, found = own[name], other[name]
-        if value is not found:
+    fields, other = sent.__dict__, read.__dict__
+    flat = _are_scalars(map(type, fields.values())) and _are_scalars(map(type, other.values()))
+    for name, is_open in () if flat and fields == other else _model_fields(cls):
+        value, returned = fields[name], other[name]
+        if value is not returned:
             try:
-                check_same(value, found, exact=exact or is_open)
+                check_same(value, returned, exact=exact or is_open)
             except Misfit as misfit:
                 raise misfit.within(f".{name}") from None
     for held in ("__pydantic_extra__", "__pydantic_private__"):
-        own, other = getattr(sent, held, None) or {}, getattr(read, held, None) or {}
-        for name in (*own, *(name for name in other if name not in own)):
-            if name not in other or name not in own:
+        fields, other = getattr(sent, held, None) or {}, getattr(read, held, None) or {}
+        for name in (*fields, *(name for name in other if name not in fields)):
+            if name not in other or name not in fields:
                 raise Misfit("would not come back as it is", f".{name}")
             try:
-                check_same(own[name], other[name], exact=True)
+                check_same(fields[name], other[name], exact=True)
             except Misfit as misfit:
                 raise misfit.within(f".{name}") from None
 

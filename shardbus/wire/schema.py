@@ -123,15 +123,15 @@ def decode_value(payload: bytes) -> Any:
         raise SchemaError(f"not a message: {text_of(e)}") from None
 
 
-def decoder(wanted: Any) -> Decode:
-    """Return a function from bytes to `wanted`. It raises `msgspec.ValidationError` with the path
+def decoder(target: Any) -> Decode:
+    """Return a function from bytes to `target`. It raises `msgspec.ValidationError` with the path
     of the value that does not fit, and SchemaError for an error in the code of a class."""
-    if wanted in _ANY:
+    if target in _ANY:
         return decode_any
-    if wanted is None:
-        wanted = type(None)
-    decode = msgspec.msgpack.Decoder(wanted, dec_hook=from_wire).decode
-    shape = shape_of("a value", wanted)
+    if target is None:
+        target = type(None)
+    decode = msgspec.msgpack.Decoder(target, dec_hook=from_wire).decode
+    shape = shape_of("a value", target)
     return _guarded(decode) if shape.nests or shape.runs_code else decode
 
 
@@ -334,13 +334,13 @@ def unreadable(
     return SchemaError(f"{method or 'message'}: {text_of(error)}")
 
 
-def check_type(where: str, wanted: Any) -> None:
+def check_type(where: str, target: Any) -> None:
     """Check that a declared type can be decoded.
 
     Raises:
         ConfigError: it cannot; the message has `where` and the path below it.
     """
-    shape_of(where, wanted)
+    shape_of(where, target)
 
 
 class Method(msgspec.Struct, frozen=True):
@@ -428,9 +428,9 @@ def method(
     for p in parameters:
         if p.kind not in kinds:
             raise ConfigError(f"handler {name}: parameter {p.name} must be positional")
-        wanted = hints.get(p.name, Any)
-        shapes.append(shape_of(f"handler {name}: {p.name}", wanted))
-        types.append(Any if wanted is object else wanted)
+        declared = hints.get(p.name, Any)
+        shapes.append(shape_of(f"handler {name}: {p.name}", declared))
+        types.append(Any if declared is object else declared)
     required = sum(p.default is inspect.Parameter.empty for p in parameters)
     decoders: dict[int, Decode] = {}
     for n in range(required, len(parameters) + 1):
@@ -448,9 +448,9 @@ def method(
 
 
 def _hints(function: Callable[..., Any], owner: type = object) -> dict[str, Any]:
-    known = variables_of(owner) or None
+    variables = variables_of(owner) or None
     try:
-        return typing.get_type_hints(function, localns=known, include_extras=True)
+        return typing.get_type_hints(function, localns=variables, include_extras=True)
     except NameError as e:
         raise ConfigError(
             f"{function.__qualname__}: an annotation is not known where it is declared: {e}"
@@ -513,18 +513,18 @@ def _classes_by_name(members: Iterable[Any]) -> dict[str, Any]:
     Raises:
         ConfigError: a generic class has two lists of arguments, which one name cannot distinguish.
     """
-    found: dict[str, Any] = {}
+    classes: dict[str, Any] = {}
     for member in members:
         cls = class_of(member)
         if not is_message_class(cls):
             continue
         name = class_name(cls)
-        other = found.get(name)
+        other = classes.get(name)
         if other is None or other is cls or class_of(other) is not cls:
-            found[name] = member
+            classes[name] = member
         elif member not in (cls, other):
             raise ConfigError(f"receive: a message is a {other} or a {member}, which look the same")
-    return found
+    return classes
 
 
 def message_readers(
@@ -542,12 +542,12 @@ def message_readers(
 
 def _members(receive: Callable[..., Any], behaviours: Iterable[Callable[..., Any]]) -> list[Any]:
     """Return the annotations of `receive` and of each behaviour."""
-    return list(dict.fromkeys(w for taker in (receive, *behaviours) for w in _wanted(taker)))
+    return list(dict.fromkeys(w for taker in (receive, *behaviours) for w in _message_types(taker)))
 
 
-def _wanted(taker: Callable[..., Any]) -> tuple[Any, ...]:
+def _message_types(taker: Callable[..., Any]) -> tuple[Any, ...]:
     """Return the types that the message parameter of a method may have."""
     parameters = tuple(inspect.signature(taker).parameters)
-    wanted = _hints(taker).get(parameters[1], Any) if len(parameters) > 1 else Any
-    is_union = typing.get_origin(wanted) in (typing.Union, types.UnionType)
-    return typing.get_args(wanted) if is_union else (wanted,)
+    hint = _hints(taker).get(parameters[1], Any) if len(parameters) > 1 else Any
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return typing.get_args(hint) if is_union else (hint,)

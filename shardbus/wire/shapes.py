@@ -131,12 +131,12 @@ def _parts(info: Any) -> Iterable[tuple[str, Any]]:
     """Return the types within a type, each with its place."""
     match info:
         case (
-            m.StructType(fields=found)
-            | m.DataclassType(fields=found)
-            | m.TypedDictType(fields=found)
-            | m.NamedTupleType(fields=found)
+            m.StructType(fields=members)
+            | m.DataclassType(fields=members)
+            | m.TypedDictType(fields=members)
+            | m.NamedTupleType(fields=members)
         ):
-            return [(f".{f.name}", f.type) for f in found]
+            return [(f".{f.name}", f.type) for f in members]
         case (
             m.ListType(item_type=item)
             | m.VarTupleType(item_type=item)
@@ -175,9 +175,9 @@ def runs_code(cls: Any) -> bool:
     validated = any(a.validator is not None for a in getattr(cls, "__attrs_attrs__", ()))
     frozen = getattr(getattr(cls, "__dataclass_params__", None), "frozen", False)
     plain = cls.__setattr__ in (object.__setattr__, msgspec.Struct.__setattr__)
-    own = not plain and not frozen and not hasattr(cls, "__attrs_attrs__")
-    own |= cls.__getattribute__ is not object.__getattribute__ or hasattr(cls, "__getattr__")
-    return validated or own or any(hasattr(cls, hook) for hook in hooks)
+    intercepts = not plain and not frozen and not hasattr(cls, "__attrs_attrs__")
+    intercepts |= cls.__getattribute__ is not object.__getattribute__ or hasattr(cls, "__getattr__")
+    return validated or intercepts or any(hasattr(cls, hook) for hook in hooks)
 
 
 def _check_class(where: str, cls: Any) -> None:
@@ -240,8 +240,8 @@ class _Checks:
                 return self._record(cls, info)
             case m.NamedTupleType(cls=cls):
                 return _each_field(class_of(cls), self._checked_parts(info), ())
-            case m.TypedDictType(cls=cls, fields=found):
-                return _typed_dict(cls, {f.name: self.of(f.type) for f in found})
+            case m.TypedDictType(cls=cls, fields=members):
+                return _typed_dict(cls, {f.name: self.of(f.type) for f in members})
             case m.ListType(item_type=item) | m.VarTupleType(item_type=item):
                 kinds = (list, tuple) if isinstance(info, m.ListType) else tuple
                 return _sequence(kinds, self.of(item))
@@ -316,9 +316,9 @@ def _one_of(by_class: dict[type, Check], rest: list[Check]) -> Check:
 
     def check(value: Any) -> None:
         kind = type(value)
-        known = by_class.get(kind)
-        if known is not None:
-            known(value)
+        member = by_class.get(kind)
+        if member is not None:
+            member(value)
         elif check_plain in rest or not (kind in SCALARS or _is_flat(value)):
             misfit = Misfit(f"is a {kind.__name__}, not a {_names_of(by_class)}")
             for other in rest:
@@ -412,12 +412,12 @@ def _read_back(cls: Any, check: Check) -> Check:
 
 
 def _sequence(kinds: Any, item: Check | None) -> Check:
-    wanted = kinds if isinstance(kinds, type) else kinds[0]
+    expected = kinds if isinstance(kinds, type) else kinds[0]
     takes_all = taken_classes(item).issuperset
 
     def check(value: Any) -> None:
         if not isinstance(value, kinds):
-            raise Misfit(f"is a {type(value).__name__}, not a {wanted.__name__}")
+            raise Misfit(f"is a {type(value).__name__}, not a {expected.__name__}")
         if item is not None and not takes_all(map(type, value)):
             for n, inner in enumerate(value):
                 try:
@@ -446,19 +446,19 @@ def _fixed_tuple(items: list[Check | None]) -> Check:
 def _dict(key: Check | None, value: Check | None) -> Check:
     takes_all = taken_classes(value).issuperset
 
-    def check(found: Any) -> None:
-        if not isinstance(found, dict):
-            raise Misfit(f"is a {type(found).__name__}, not a dict")
+    def check(mapping: Any) -> None:
+        if not isinstance(mapping, dict):
+            raise Misfit(f"is a {type(mapping).__name__}, not a dict")
         if key is check_plain:
-            check_plain_keys(found)
+            check_plain_keys(mapping)
         elif key is not None:
-            for name in found:
+            for name in mapping:
                 try:
                     key(name)
                 except Misfit as misfit:
                     raise Misfit(f"has a key that {misfit.reason}") from None
-        if value is not None and not takes_all(map(type, found.values())):
-            for name, inner in found.items():
+        if value is not None and not takes_all(map(type, mapping.values())):
+            for name, inner in mapping.items():
                 try:
                     value(inner)
                 except Misfit as misfit:
@@ -468,10 +468,10 @@ def _dict(key: Check | None, value: Check | None) -> Check:
 
 
 def _typed_dict(cls: type, parts: dict[str, Check | None]) -> Check:
-    def check(found: Any) -> None:
-        if not isinstance(found, dict):
-            raise Misfit(f"is a {type(found).__name__}, not a dict")
-        for name, inner in found.items():
+    def check(mapping: Any) -> None:
+        if not isinstance(mapping, dict):
+            raise Misfit(f"is a {type(mapping).__name__}, not a dict")
+        for name, inner in mapping.items():
             if name not in parts:
                 raise Misfit(f"has the key {name!s:.60}, which {cls.__name__} does not have")
             part = parts[name]

@@ -47,5 +47,5 @@ def as_text(row: dict[str, Any]) -> dict[str, Any]:
     reads numbers with 53 bits only, and writes 1.0 as 1: it must not parse a state that it sends
     back."""
     state = row.pop("state")
-    known = row["version"] is not None and "unreadable" not in row
-    return {**row, "text": json.dumps(state, ensure_ascii=False, indent=2) if known else None}
+    is_readable = row["version"] is not None and "unreadable" not in row
+    return {**row, "text": json.dumps(state, ensure_ascii=False, indent=2) if is_readable else None}

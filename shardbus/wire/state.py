@@ -237,9 +237,9 @@ def once(pairs: Iterable[tuple[NodeId, V]]) -> dict[NodeId, V]:
     Raises:
         RemoteProtocolError: a node stands twice.
     """
-    found: dict[NodeId, V] = {}
+    by_node: dict[NodeId, V] = {}
     for node, value in pairs:
-        if node in found:
+        if node in by_node:
             raise RemoteProtocolError(f"{node} is listed twice")
-        found[node] = value
-    return found
+        by_node[node] = value
+    return by_node

@@ -119,8 +119,8 @@ class EventCodec:
         self.state_class: type = object
         """The class of the state."""
         for form in forms:
-            for known in (self._by_class.get(form.cls), self._by_name.get(form.name)):
-                if known is not None:
+            for earlier in (self._by_class.get(form.cls), self._by_name.get(form.name)):
+                if earlier is not None:
                     raise ConfigError(f"{entity_type!r} has two folds of the event {form.name!r}")
             self._by_class[form.cls] = self._by_name[form.name] = form
 
@@ -140,14 +140,14 @@ class EventCodec:
             ConfigError: the type has no fold of it.
         """
         name = event if isinstance(event, str) else getattr(event, "__name__", repr(event))
-        found = self._by_name.get(event) if isinstance(event, str) else None
-        found = found or (self._by_class.get(event) if isinstance(event, type) else None)
-        if found is None:
+        form = self._by_name.get(event) if isinstance(event, str) else None
+        form = form or (self._by_class.get(event) if isinstance(event, type) else None)
+        if form is None:
             raise ConfigError(
                 f"{self.entity_type!r} has no fold of the event {name!r:.100}",
                 hint="write a method with @event, whose parameter is annotated with its class",
             )
-        return found
+        return form
 
     def write(self, event: object) -> WrittenEvent:
         """Write an event.

@@ -135,8 +135,8 @@ class StateCodec:
         place, why = f"the state of {self.entity_type}", described(error)
         if isinstance(error, Misfit):
             place, why = place + error.path, error.reason
-        elif found := _FIELD.search(why):
-            place = f"{place}.{found.group(1)}"
+        elif matched := _FIELD.search(why):
+            place = f"{place}.{matched.group(1)}"
         return SchemaError(f"cannot store {place}: {why}")
 
     def of_plain(self, value: object) -> bytes:
@@ -186,7 +186,7 @@ class StateCodec:
 
     def unreadable(self, entity_id: str, version: int, error: BaseException) -> StateUnreadable:
         """Return the error for a stored state that this error keeps from being read."""
-        found = _FIELD.search(text_of(error))
+        matched = _FIELD.search(text_of(error))
         named = type(error) is LookupError
         why = text_of(error) if named else f"{type_name(error)}: {text_of(error)}"
         return StateUnreadable(
@@ -194,22 +194,22 @@ class StateCodec:
             entity_type=self.entity_type,
             entity_id=entity_id,
             version=version,
-            field=found.group(1) if found else "",
+            field=matched.group(1) if matched else "",
         )
 
 
-def _unknown(given: object, read: object, path: str) -> str:
+def _unknown(stored: object, read: object, path: str) -> str:
     """Return the path of the first field that the class has ignored; empty if there is none."""
-    if isinstance(given, dict) and isinstance(read, dict):
-        for key, value in given.items():
+    if isinstance(stored, dict) and isinstance(read, dict):
+        for key, value in stored.items():
             if key not in read:
                 return f"{path}.{key}"
-            if found := _unknown(value, read[key], f"{path}.{key}"):
-                return found
-    elif isinstance(given, list | tuple) and isinstance(read, list | tuple):
-        for n, (one, other) in enumerate(zip(given, read, strict=False)):
-            if found := _unknown(one, other, f"{path}[{n}]"):
-                return found
+            if unknown := _unknown(value, read[key], f"{path}.{key}"):
+                return unknown
+    elif isinstance(stored, list | tuple) and isinstance(read, list | tuple):
+        for n, (value, other) in enumerate(zip(stored, read, strict=False)):
+            if unknown := _unknown(value, other, f"{path}[{n}]"):
+                return unknown
     return ""
 
 

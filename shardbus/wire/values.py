@@ -94,7 +94,7 @@ class _Model:
         """Return the model that a plain value stands for. Raises as its class does."""
         if isinstance(value, dict) and not self.computed.isdisjoint(value):
             # Earlier builds have written computed fields.
-            value = {key: one for key, one in value.items() if key not in self.computed}
+            value = {key: field for key, field in value.items() if key not in self.computed}
         try:
             return cls.model_validate(value, **self.by_name)
         except ValueError:
@@ -164,16 +164,16 @@ def _is_default(defaults: tuple[Any, ...], value: object) -> bool:
     return False
 
 
-def from_wire(wanted: Any, value: object) -> object:
+def from_wire(cls: Any, value: object) -> object:
     """Read a value of a class that is unknown to msgspec.
 
     Raises:
         ValueError: it does not fit. msgspec adds its place.
     """
-    if wanted is object:
+    if cls is object:
         return value
     try:
-        return _model_of(wanted).read(wanted, value)
+        return _model_of(cls).read(cls, value)
     except BaseException as e:  # a validator may raise anything
         raise_signalled(e)
         raise ValueError(described(e)) from None

@@ -9,9 +9,9 @@
 
 Laws: messages leave in the order in which they were put. A tell is dropped, and counted, only after
 the router has refused tells for the whole timeout without a break. An ask leaves with the rest of
-its time, or fails once that is over. A tell that may not wait is refused only if it would wait. A
-closed client takes nothing. The queue counts the bytes of its messages, and no others. At rest
-nothing waits, and each ask has an outcome.
+its time, or fails once that is over. A tell that may not wait is refused if it would wait, and only
+then. A closed client takes nothing. The queue counts the bytes of its messages, and no others. At
+rest nothing waits, and each ask has an outcome.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Wavering:
         self.error = BufferFull("no room")
         self.sent: list[int] = []
         self.wrong = ""
-        self.done = self.room = world.loop.create_future()
+        self.done = self.room = self.returned = world.loop.create_future()
+        """`returned`: what the sender of the last tell waits for."""
         self.done.set_result(None)
 
     def tell(self, key: object, entity_id: str, payload: bytes) -> Any:
@@ -49,6 +50,7 @@ class Wavering:
             raise self.error
         self.refused_since = None
         self.sent.append(int(payload))
+        self.returned = self.room
         return self.room
 
     def ask_for(
@@ -114,6 +116,7 @@ class BridgeWorld:
         item: tuple[Any, ...] = (self.router, KEY, entity, payload)
         taken, answer = False, Answer(self.world.loop.time() + ASK_S)
         waits = bool(self.bridge._taken) or self.router.room is not self.router.done
+        must_wait = not self.router.returned.done()
         try:
             match verb:
                 case "ask":
@@ -131,6 +134,7 @@ class BridgeWorld:
         except (RequestError, LocalProtocolError):
             assert self.closed, f"{verb} is refused by a client that is open"
         assert not (taken and self.closed), f"a closed client takes a {verb}"
+        assert not (taken and must_wait and verb == "now"), "it is taken, and there is no room"
         if not taken:
             self.put -= 1
             self.raised += 1

@@ -224,7 +224,7 @@ def test_a_letter_that_comes_twice_or_late_is_a_violation(
     activation: Any = Cell()
     by: Any = None
     for _ in range(3):
-        checker.send("s", by, PLAIN, "e1", asked=False)
+        checker.send("s", by, PLAIN, "e1", is_ask=False)
     checker.on_handled(activation, "s", 2)
     with pytest.raises(Violation, match=why) as raised:
         checker.on_handled(activation, "s", again)

@@ -63,10 +63,10 @@ def dev(
         )
     if not demo:
         app_or_project(application, app)  # an error is reported here, once
-    found = places(nodes, port, http_port)
+    layout = places(nodes, port, http_port)
     folder = DevFolder(Path.cwd())
     folder.open(fresh=fresh)
-    check_free(found)
+    check_free(layout)
     sets = [*(assignments or ()), *([f"log.level={log_level}"] if log_level else [])]
     options = DevOptions(
         app=DEMO if demo else app_named(application, app),
@@ -76,4 +76,4 @@ def dev(
         sets=tuple(sets),
         reload=reload,
     )
-    raise SystemExit(asyncio.run(run_dev(found, folder, options)))
+    raise SystemExit(asyncio.run(run_dev(layout, folder, options)))

@@ -36,14 +36,14 @@ def example_of(types: Mapping[str, Interface]) -> list[str]:
 
 
 def _values(method: Method) -> list[str] | None:
-    found: list[str] = []
+    values: list[str] = []
     for parameter in method.parameters:
         annotation = parameter.annotation  # a text, if the module postpones annotations
         value = VALUES.get(getattr(annotation, "__name__", annotation))
         if value is None:
-            return found if parameter.default is not parameter.empty else None
-        found.append(value)
-    return found
+            return values if parameter.default is not parameter.empty else None
+        values.append(value)
+    return values
 
 
 def banner(

@@ -64,8 +64,8 @@ class NodePlace(msgspec.Struct, frozen=True):
 
     def ports(self) -> dict[str, int]:
         """Return each port, by its purpose."""
-        own = {"messages": self.port, "gossip": self.port + 1, "HTTP": self.http_port}
-        return {f"{what} of node {self.number}": port for what, port in own.items()}
+        by_name = {"messages": self.port, "gossip": self.port + 1, "HTTP": self.http_port}
+        return {f"{what} of node {self.number}": port for what, port in by_name.items()}
 
 
 def places(nodes: int, port: int, http_port: int) -> tuple[NodePlace, ...]:
@@ -74,8 +74,8 @@ def places(nodes: int, port: int, http_port: int) -> tuple[NodePlace, ...]:
     Raises:
         CommandFailure: a port is above 65535, or assigned twice.
     """
-    found = tuple(NodePlace(n + 1, port + STEP * n, http_port + STEP * n) for n in range(nodes))
-    named = [(what, number) for place in found for what, number in place.ports().items()]
+    layout = tuple(NodePlace(n + 1, port + STEP * n, http_port + STEP * n) for n in range(nodes))
+    named = [(what, number) for place in layout for what, number in place.ports().items()]
     if both := clash(named):
         raise CommandFailure(
             f"port {dict(named)[both[0]]} would be that of {both[0]} and of {both[1]}",
@@ -89,7 +89,7 @@ def places(nodes: int, port: int, http_port: int) -> tuple[NodePlace, ...]:
                 "choose --port and --http-port lower",
                 code=ExitCode.USAGE,
             )
-    return found
+    return layout
 
 
 def check_free(nodes: Iterable[NodePlace]) -> None:

@@ -67,9 +67,9 @@ class DevLink(SupervisorLink):
 
     def on_command(self, command: bytes) -> None:
         """Carry out a word. Before the node has started, `end` ends the process."""
-        for word, told in self._told.items():
+        for word, event in self._told.items():
             if command == word.value.encode():
-                told.set()
+                event.set()
                 return
         node = self._running
         if node is None:

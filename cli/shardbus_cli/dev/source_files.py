@@ -29,20 +29,20 @@ def picture(folder: Path, more: Iterable[Path] = ()) -> dict[str, Stamp]:
     Raises:
         CommandFailure: there are more than `FILES_MAX`.
     """
-    found: dict[str, Stamp] = {}
+    stamps: dict[str, Stamp] = {}
     for at, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not _is_left_out(at, name)]
         for name in files:
             if name.endswith(".py") or name in NAMED:
-                _add(found, os.path.join(at, name))
-        if len(found) > FILES_MAX:
+                _add(stamps, os.path.join(at, name))
+        if len(stamps) > FILES_MAX:
             raise CommandFailure(
                 f"{str(folder)!r} has more than {FILES_MAX} source files",
                 "run --reload in the directory of the project",
             )
     for file in more:
-        _add(found, str(file))
-    return found
+        _add(stamps, str(file))
+    return stamps
 
 
 def _is_left_out(at: str, name: str) -> bool:
@@ -50,12 +50,12 @@ def _is_left_out(at: str, name: str) -> bool:
     return hidden or os.path.exists(os.path.join(at, name, "pyvenv.cfg"))
 
 
-def _add(found: dict[str, Stamp], file: str) -> None:
+def _add(stamps: dict[str, Stamp], file: str) -> None:
     try:
         stat = os.stat(file)
     except OSError:  # it was removed meanwhile
         return
-    found[file] = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+    stamps[file] = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
 
 
 def changed(before: Mapping[str, Stamp], after: Mapping[str, Stamp]) -> list[str]:

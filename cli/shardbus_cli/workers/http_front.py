@@ -175,12 +175,12 @@ async def _of_all(
 ) -> dict[int, str]:
     """Return the text of a page from every worker that answers in time."""
 
-    async def one(place: Place) -> str:
+    async def text_of(place: Place) -> str:
         try:
             async with asyncio.timeout(ANSWER_DEADLINE_S):
                 bearer = f"authorization: Bearer {token}\r\n" if token else ""
-                asked = f"GET {path} HTTP/1.0\r\n{bearer}\r\n".encode("latin-1")
-                _, _, reader, writer = await _ask(place, asked, tls)
+                request = f"GET {path} HTTP/1.0\r\n{bearer}\r\n".encode("latin-1")
+                _, _, reader, writer = await _ask(place, request, tls)
                 try:
                     return (await reader.read()).decode(errors="replace")
                 finally:
@@ -188,7 +188,7 @@ async def _of_all(
         except (OSError, ValueError, TimeoutError, EOFError):
             return ""
 
-    texts = await asyncio.gather(*map(one, serving.values()))
+    texts = await asyncio.gather(*map(text_of, serving.values()))
     return {worker: text for worker, text in zip(serving, texts, strict=True) if text}
 
 
@@ -233,12 +233,12 @@ def _written(request: Request, body: bytes) -> bytes:
 
 
 async def _ask(
-    place: Place, asked: bytes, tls: ssl.SSLContext | None
+    place: Place, request: bytes, tls: ssl.SSLContext | None
 ) -> tuple[int, list[tuple[bytes, bytes]], asyncio.StreamReader, asyncio.StreamWriter]:
     """Return status and headers of the answer, and the streams of the connection."""
     reader, writer = await asyncio.open_connection(*place, limit=HEAD_BYTES_MAX, ssl=tls)
     try:
-        writer.write(asked)
+        writer.write(request)
         head = await reader.readuntil(b"\r\n\r\n")
         first, *lines = head[:-4].split(b"\r\n")
         pairs = (line.partition(b":") for line in lines)

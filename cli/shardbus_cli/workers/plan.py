@@ -49,7 +49,7 @@ class WorkerPlan(msgspec.Struct, frozen=True):
         """Return the arguments of `shardbus` for a worker. `joins`: it does not found the cluster.
         `fd` is its end of the socket to the supervisor."""
         worker = self.workers[number]
-        own = {
+        options = {
             "node.port": worker.port,
             "node.gossip_port": worker.gossip_port,
             "node.advertise": worker.address,
@@ -58,7 +58,7 @@ class WorkerPlan(msgspec.Struct, frozen=True):
             "http.port": worker.http_port,
             "log.format": self.log_format,
         }
-        sets = [word for key, value in own.items() for word in ("--set", f"{key}={value}")]
+        sets = [word for key, value in options.items() for word in ("--set", f"{key}={value}")]
         return [*self.arguments, *sets, "--leash-fd", str(fd)]
 
     def seeds_of(self, *, joins: bool) -> tuple[str, ...]:
@@ -66,8 +66,8 @@ class WorkerPlan(msgspec.Struct, frozen=True):
         founder, without seeds of the user, has none."""
         if not (joins or self.seeds):
             return ()
-        own = (str(worker.address) for worker in self.workers)
-        return tuple(dict.fromkeys((*self.seeds, *own)))
+        addresses = (str(worker.address) for worker in self.workers)
+        return tuple(dict.fromkeys((*self.seeds, *addresses)))
 
 
 def plan_of(
@@ -84,14 +84,14 @@ def plan_of(
             hint="use sqlite://, redis:// or postgresql:// with --workers",
         )
     node = settings.node
-    known = Address.advertised(node.advertise or node.host, node.port)
+    base = Address.advertised(node.advertise or node.host, node.port)
     gossip, http = node.gossip_port or node.port + 1, settings.http.port
-    own = node.advertise_gossip
-    advertised = Address.advertised(own, gossip) if own else None
+    named = node.advertise_gossip
+    advertised = Address.advertised(named, gossip) if named else None
     planned = tuple(
         WorkerAddress(
             n,
-            Address(known.host, known.port + STEP * n),
+            Address(base.host, base.port + STEP * n),
             node.port + STEP * n,
             gossip + STEP * n,
             http and http + 1 + n,
@@ -106,16 +106,16 @@ def plan_of(
 def _check(workers: Sequence[WorkerAddress], http: int) -> None:
     ports = [("HTTP of the unit", http)]
     for worker in workers:
-        known = worker.address.port, worker.gossip.port if worker.gossip else 0
-        own = [
+        advertised = worker.address.port, worker.gossip.port if worker.gossip else 0
+        bound = [
             (f"messages of worker {worker.number}", worker.port),
             (f"gossip of worker {worker.number}", worker.gossip_port),
             (f"HTTP of worker {worker.number}", worker.http_port),
         ]
-        for what, port in own:
-            if max(port, *known) > PORT_MAX:
+        for what, port in bound:
+            if max(port, *advertised) > PORT_MAX:
                 raise ConfigError(f"{what} would be port {port}", hint=f"{APART} lower")
-        ports += own
+        ports += bound
     if both := clash(ports):
         raise ConfigError(
             f"port {dict(ports)[both[0]]} would be {both[0]} and {both[1]}",

@@ -224,7 +224,7 @@ def _overdue_reminders(node: Node) -> dict[str, list[float]]:
     """Return, of each type that sets reminders, how many entities here have one that is due, and
     for how many seconds the first has been."""
     hosts = {name: region.host.runner.reminding for name, region in node.regions.items()}
-    return {name: list(one.overdue()) for name, one in hosts.items() if one is not None}
+    return {name: list(host.overdue()) for name, host in hosts.items() if host is not None}
 
 
 def _projections_behind(node: Node) -> dict[str, list[float]]:

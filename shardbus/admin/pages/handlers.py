@@ -113,16 +113,16 @@ class HandlerTotals(msgspec.Struct):
 
 async def _ask_members(admin: Administration) -> Json:
     answers, silent = await admin.ask_all("handlers")
-    found = {
+    totals = {
         (name, handler): HandlerTotals(parameters)
         for name, region in admin.node.regions.items()
         for handler, parameters in _declared(region)
     }
     for node, rows in answers.items():
         for name, handler, *answer in rows:
-            found.setdefault((name, handler), HandlerTotals()).add(node, answer)
+            totals.setdefault((name, handler), HandlerTotals()).add(node, answer)
     now = datetime.now(UTC)
-    return {"handlers": [found[key].row(*key, now) for key in sorted(found)], "silent": silent}
+    return {"handlers": [totals[key].row(*key, now) for key in sorted(totals)], "silent": silent}
 
 
 def _declared(region: RegionShell) -> Iterator[tuple[str, str]]:
@@ -189,8 +189,8 @@ def answer_shard_rates(admin: Administration) -> Mapping[str, list[list[Any]]]:
     for region in admin.node.regions.values():
         rates[region.table.name].update(_rates(region.times, now))
     return {
-        name: [[shard, round(rate, 3)] for shard, rate in found.most_common(RATED_MAX)]
-        for name, found in rates.items()
+        name: [[shard, round(rate, 3)] for shard, rate in by_shard.most_common(RATED_MAX)]
+        for name, by_shard in rates.items()
     }
 
 

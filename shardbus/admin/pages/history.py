@@ -76,11 +76,11 @@ async def _ask_members(admin: Administration) -> Json:
     if not hour.is_fresh(node.loop.time() / STEP_S):
         await _take_hour(admin)
     members = node.rpc.members() or [node.me]
-    asked = hour.asks(members)
-    questions = (node.rpc.ask(member, "load_history", after) for member, after in asked.items())
+    since = hour.asks(members)
+    questions = (node.rpc.ask(member, "load_history", after) for member, after in since.items())
     answers = await asyncio.gather(*questions, return_exceptions=True)
     silent = []
-    for member, answer in zip(asked, answers, strict=True):
+    for member, answer in zip(since, answers, strict=True):
         if isinstance(answer, RequestError):
             silent.append(str(member))
         elif isinstance(answer, BaseException):

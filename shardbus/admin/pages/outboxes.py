@@ -113,8 +113,8 @@ async def drop_outbox(
     message.
     """
     dropped = await _stored(admin).drop(name, number)
-    for one in dropped.first:
-        kind, entity_id, method, payload = one.message
+    for stored in dropped.first:
+        kind, entity_id, method, payload = stored.message
         sender, keep = f"outbox {name}", admin.node.records.letters.undelivered
         keep(kind, DROPPED, entity_id, method, payload, sender, answered=True)  # sent by its id
     if dropped.number:
@@ -247,12 +247,12 @@ def message_rows(messages: Iterable[StoredMessage]) -> list[Json]:
     """Return messages as a page shows them."""
     return [
         {
-            "number": one.number,
-            "type": one.message.entity_type,
-            "id": one.message.entity_id,
-            "method": one.message.method,
-            "bytes": len(one.message.payload),
-            "taken": moment_of(one.taken),
+            "number": stored.number,
+            "type": stored.message.entity_type,
+            "id": stored.message.entity_id,
+            "method": stored.message.method,
+            "bytes": len(stored.message.payload),
+            "taken": moment_of(stored.taken),
         }
-        for one in messages
+        for stored in messages
     ]

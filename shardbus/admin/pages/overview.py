@@ -82,8 +82,8 @@ async def shard_maps(admin: Administration, known: tuple[str, ...] = ()) -> Json
 
     `maps`, in this order, each as in `/v1/map/{type}`. A type that there is not is 404.
     """
-    asked = [name.rpartition("=")[::2] for name in known[:MAPS_MAX]]
-    return {"maps": await asyncio.gather(*(shard_map(admin, *one) for one in asked))}
+    pairs = [name.rpartition("=")[::2] for name in known[:MAPS_MAX]]
+    return {"maps": await asyncio.gather(*(shard_map(admin, *pair) for pair in pairs))}
 
 
 async def _ask_members(admin: Administration) -> Json:
@@ -154,11 +154,11 @@ def answer_brief(admin: Administration) -> dict[str, Any]:
 
 
 @question("shard_map")
-def answer_shard_map(admin: Administration, name: str, known: str) -> dict[str, Any] | None:
+def answer_shard_map(admin: Administration, name: str, version: str) -> dict[str, Any] | None:
     """The homes of a type's shards in columns, and the last moves; no columns if the asker has
-    the version `known`."""
+    the version `version`."""
     coordinator = admin.ruling(name)
     if coordinator is None:
         return None
-    drawn = admin.maps.of(name, coordinator, known, admin.node.loop.time())
+    drawn = admin.maps.of(name, coordinator, version, admin.node.loop.time())
     return {**drawn, **pace(coordinator)}

@@ -144,9 +144,9 @@ async def rewind_projection(
         names, following = await journals.page(events.source, after or None, REWOUND)
         ids = [name for _, name in names]
 
-    async def rewind(one: str) -> str:
+    async def rewind(entity: str) -> str:
         try:
-            await _ask_home(admin, "projection_rewind", type, one, missing, operator)
+            await _ask_home(admin, "projection_rewind", type, entity, missing, operator)
         except (ShardBusError, RequestError) as error:
             return error.message
         return ""
@@ -154,8 +154,8 @@ async def rewind_projection(
     errors = dict(zip(ids, await asyncio.gather(*map(rewind, ids)), strict=True))
     return {
         "name": type,
-        "rewound": [one for one, error in errors.items() if not error],
-        "refused": [{"id": one, "error": error} for one, error in errors.items() if error],
+        "rewound": [entity for entity, error in errors.items() if not error],
+        "refused": [{"id": entity, "error": error} for entity, error in errors.items() if error],
         "next": following,
     }
 
@@ -164,9 +164,9 @@ def _events_of(admin: Administration, type: str) -> ProjectedEvents:
     regions = admin.node.regions
     events = regions[type].entity_type.projection if type in regions else None
     if events is None:
-        names = [name for name, one in regions.items() if one.entity_type.projection is not None]
-        known = f"there {'are' if len(names) > 1 else 'is'} {', '.join(names) or 'none'}"
-        raise UnknownEntityType(f"there is no projection {type!r:.100}", hint=known)
+        names = [name for name, r in regions.items() if r.entity_type.projection is not None]
+        hint = f"there {'are' if len(names) > 1 else 'is'} {', '.join(names) or 'none'}"
+        raise UnknownEntityType(f"there is no projection {type!r:.100}", hint=hint)
     return events
 
 
@@ -188,7 +188,7 @@ def answer_projections(admin: Administration) -> dict[str, Any]:
     """The projections of this node, by name."""
     regions = admin.node.regions.items()
     parts = {name: region.host.runner.projecting for name, region in regions}
-    return {name: _row(one) for name, one in parts.items() if one is not None}
+    return {name: _row(part) for name, part in parts.items() if part is not None}
 
 
 @question("projection")

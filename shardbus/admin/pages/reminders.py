@@ -33,7 +33,7 @@ async def reminders(
     entries: list[tuple[Due, str]] = []
     for shard in await store.due_shards(type):
         due = await store.page_due(type, shard, None, limit + 1)
-        entries = sorted([*entries, *((one, shard) for one in due)])[: limit + 1]
+        entries = sorted([*entries, *((entry, shard) for entry in due)])[: limit + 1]
     rows = [
         {
             "id": entity_id,
@@ -57,7 +57,7 @@ async def reminders_of(admin: Administration, type: EntityType, id: EntityId) ->
     shard, store = admin.region(type).router.shard_of(id), _store_of(admin, type)
     [data] = await store.load_reminders(type, shard, [id])
     entries = sorted(decoded(data).entries.values(), key=lambda entry: (entry.due, entry.name))
-    return {"type": type, "id": id, "shard": shard, "reminders": [_row(one) for one in entries]}
+    return {"type": type, "id": id, "shard": shard, "reminders": [_row(entry) for entry in entries]}
 
 
 @page("DELETE", "/v1/reminders/{type}/{id}")
@@ -90,8 +90,8 @@ async def answer_cancel_reminders(
     if reminding is None:
         raise ConfigError(f"{name!r} sets no reminders")
     cancelled = await reminding.cancel(shard, entity_id, reminder)
-    for one in cancelled:
-        text = f"{one!r:.100} of {entity_id!r:.100}, by {operator:.100}"
+    for removed in cancelled:
+        text = f"{removed!r:.100} of {entity_id!r:.100}, by {operator:.100}"
         admin.node.note(name, Note("reminder_cancelled", text, entity_id=entity_id))
     return {"cancelled": cancelled}
 

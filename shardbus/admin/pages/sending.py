@@ -115,10 +115,10 @@ def as_text(answer: object) -> str:
 
 def error_row(error: RequestError) -> dict[str, Any]:
     """Return an error as the page shows it."""
-    own = isinstance(error, EntityFailed | Rejection)  # their texts name the exception
+    is_named = isinstance(error, EntityFailed | Rejection)  # their texts name the exception
     return {
         "error": type(error).__name__,
-        "message": str(error) if own else error.message,
+        "message": str(error) if is_named else error.message,
         "hint": error.hint or advice_of(error),
     }
 

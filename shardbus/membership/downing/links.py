@@ -92,9 +92,9 @@ def group_of(
     group, open_ends = {me}, [me]
     while open_ends:
         node = open_ends.pop()
-        found = [n for n in near[node] if n not in group and (node, n) not in bad]
-        group.update(found)
-        open_ends += found
+        reached = [n for n in near[node] if n not in group and (node, n) not in bad]
+        group.update(reached)
+        open_ends += reached
     return frozenset(group)
 
 
@@ -157,12 +157,12 @@ class BadLinks:
         worst = max(part, key=lambda n: (len(part[n]), n), default=None)
         if worst is None or not part[worst]:
             return Removal(gone, self._cost(gone))
-        one = self._best(_without(part, {worst}), (*gone, worst))
+        best = self._best(_without(part, {worst}), (*gone, worst))
         others = sorted(part[worst])
-        if len(gone) + len(others) > len(one.nodes):
-            return one
+        if len(gone) + len(others) > len(best.nodes):
+            return best
         rest = self._best(_without(part, {worst, *others}), (*gone, *others))
-        return min(one, rest, key=lambda removal: removal.cost)
+        return min(best, rest, key=lambda removal: removal.cost)
 
     def _greedy(self, part: Mapping[NodeId, set[NodeId]]) -> list[NodeId]:
         chosen: list[NodeId] = []
@@ -200,8 +200,8 @@ def _parts(ends: Mapping[NodeId, set[NodeId]]) -> Iterable[dict[NodeId, set[Node
             continue
         part, open_ends = {first}, [first]
         while open_ends:
-            found = ends[open_ends.pop()] - part
-            part |= found
-            open_ends += sorted(found)
+            reached = ends[open_ends.pop()] - part
+            part |= reached
+            open_ends += sorted(reached)
         left -= part
         yield {n: ends[n] for n in sorted(part)}

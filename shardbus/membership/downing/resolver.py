@@ -327,12 +327,12 @@ class Resolver:
         """Return from when the members to be downed are surely suspended, as far as the voters of
         this side have seen the picture (`refuses`)."""
         split = self._split
-        known = [self._aware.get(node, self.changed_at) for node in split.side]
+        times = [self._aware.get(node, self.changed_at) for node in split.side]
         if not split.cut or not self._faults.were_broken.isdisjoint(split.cut):
-            known = [at + self.settings.stable_after for at in known]
+            times = [at + self.settings.stable_after for at in times]
         elif self._hearsay or split.broken:
-            known = [at + self._grace for at in known]
-        return max(known, default=self.changed_at) + self.suspended_within
+            times = [at + self._grace for at in times]
+        return max(times, default=self.changed_at) + self.suspended_within
 
     @property
     def _others_first(self) -> float:
@@ -372,7 +372,7 @@ class Resolver:
         self._faults.follow(split, self._split, picture.group, now)
         change = self._change(before)
         if before is None or picture.flags != before.flags or change is not Change.NONE:
-            self._flags = frozenset((one, subject) for one, subject, _ in gossip.records())
+            self._flags = frozenset((o, subject) for o, subject, _ in gossip.records())
             is_split = bool(self._split.cut or self._split.broken)
             self._flapping.follow(gossip, split=is_split, lasted=lasted, now=now)
         if change is not Change.NEW:
@@ -415,8 +415,8 @@ class Resolver:
             for node, observers in self._deciders.items()
             if (kept := frozenset(o for o in observers if (o, node) in flagged))
         }
-        found = sum(o in side and s in cut for o, s in flagged)
-        self._hearsay = found < len(side) * len(cut)
+        bad_links = sum(o in side and s in cut for o, s in flagged)
+        self._hearsay = bad_links < len(side) * len(cut)
 
     def _check_instability(self, decide: Strategy, now: float) -> DowningPlan:
         """Return the decision to go if no picture has lasted for too long."""

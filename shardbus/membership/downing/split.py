@@ -262,12 +262,12 @@ def _join_names(nodes: tuple[NodeId, ...]) -> str:
 
 
 def _elders(voters: Iterable[Member]) -> tuple[NodeId, ...]:
-    found = []
+    elders = []
     aged = (m for m in voters if m.status in (*UP, Status.LEAVING))
     for member in sorted(aged, key=age_order):
-        found.append(member.node)
+        elders.append(member.node)
         if member.status in UP:
-            return tuple(found)
+            return tuple(elders)
     return ()
 
 

@@ -225,15 +225,15 @@ def unstable(split: Split, rule: str, seconds: float) -> Decision:
 def _import_rule(name: str) -> Rule:
     module, _, attribute = name.partition(":")
     try:
-        found: Any = getattr(importlib.import_module(module), attribute)
+        rule: Any = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"cluster.downing.strategy: cannot load {name!r}: {error}",
             hint="write module:function, and see that the module can be imported from here",
         ) from error
-    if not callable(found):
+    if not callable(rule):
         raise ConfigError(f"cluster.downing.strategy: {name!r} cannot be called")
-    return cast("Rule", found)
+    return cast("Rule", rule)
 
 
 def _count_votes(split: Split) -> str:

@@ -127,12 +127,12 @@ class Heartbeats:
     def on_members(self, nodes: Sequence[NodeId], unreachable: Sequence[NodeId]) -> None:
         """Watch this set of nodes, some of which are unreachable. Suspected members stay
         watched."""
-        wanted = watched(self.me, nodes, unreachable, self.settings.monitored_by)
+        subjects = watched(self.me, nodes, unreachable, self.settings.monitored_by)
         members = frozenset(nodes)
         kept = [n for n, w in self.watches.items() if w.suspected and n in members]
         self.watches = {
             node: self.watches.get(node) or WatchedNode(self._detector(), answered=self._sequence)
-            for node in dict.fromkeys([*wanted, *kept])
+            for node in dict.fromkeys([*subjects, *kept])
         }
 
     def beat(self, now: float) -> Heartbeat:
@@ -211,14 +211,14 @@ class Heartbeats:
     def vitals_known(self, now: float) -> dict[NodeId, tuple[Vitals, float]]:
         """Return the vitals of this node and of the nodes that it watches, with their ages in
         seconds."""
-        known = {
+        by_node = {
             node: (watch.vitals, now - watch.vitals_at)
             for node, watch in self.watches.items()
             if watch.vitals is not None
         }
         if self.vitals is not None:
-            known[self.me] = (self.vitals, 0.0)
-        return known
+            by_node[self.me] = (self.vitals, 0.0)
+        return by_node
 
     def _send_beats(self, now: float) -> list[tuple[NodeId, Heartbeat]]:
         self._sequence += 1

@@ -66,8 +66,8 @@ class CheckedStrategy:
         homes: dict[str, NodeId] = {}
         self.calling = ALLOCATE
         try:
-            found = _plain(self.strategy.allocate(table, loads, shards, candidates))
-            homes = {s: node for s in shards if (node := found.get(s)) is not None and node in able}
+            nodes = _plain(self.strategy.allocate(table, loads, shards, candidates))
+            homes = {s: node for s in shards if (node := nodes.get(s)) is not None and node in able}
         except BaseException as error:
             raise_interrupt(error)
             self._report(fault_of(ALLOCATE, error))
@@ -90,8 +90,8 @@ class CheckedStrategy:
         moves: dict[str, Move] = {}
         self.calling = REBALANCE
         try:
-            for found in _plain(self.strategy.rebalance(table, candidates, in_flight)):
-                move = Move(*found)
+            for row in _plain(self.strategy.rebalance(table, candidates, in_flight)):
+                move = Move(*row)
                 home = table.homes.get(move.shard)
                 fits = home is not None and home.node == move.source and move.target in able
                 if fits and move.source != move.target and move.shard not in in_flight:

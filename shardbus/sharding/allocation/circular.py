@@ -109,8 +109,8 @@ def _before(row: str, table: ShardTable, homes: dict[str, NodeId]) -> NodeId | N
     if instance:  # there are no more instances than nodes
         for other in (instance - 1, *range(len(table.regions), 0, -1)):
             sibling = row_of(shard, other)
-            known = table.homes.get(sibling)
-            node = homes.get(sibling) or (known.node if known is not None else None)
+            present = table.homes.get(sibling)
+            node = homes.get(sibling) or (present.node if present is not None else None)
             if node is not None:
                 return node
     last = [*homes.values()][-1:] or [home.node for home in [*table.homes.values()][-1:]]

@@ -60,17 +60,17 @@ class DistinctRows:
         for shard, rows in by_shard.items():
             there = dict(taken.get(shard, {}))
             able = [node for node in candidates if node not in there]
-            found: dict[str, NodeId] = {}
+            placed: dict[str, NodeId] = {}
             for row in rows[: len(able)]:
                 offered = self._in_emptiest_zones(able, there)
-                found.update(self.strategy.allocate(table, loads, [row], offered))
-                there |= dict.fromkeys([found[row]] if row in found else [])
+                placed.update(self.strategy.allocate(table, loads, [row], offered))
+                there |= dict.fromkeys([placed[row]] if row in placed else [])
                 able = [node for node in able if node not in there]
             fence = table.next_fence
             table = table.updated_all(
-                ShardHomeAllocated(Home(row, node, fence)) for row, node in found.items()
+                ShardHomeAllocated(Home(row, node, fence)) for row, node in placed.items()
             )
-            homes.update(found)
+            homes.update(placed)
         return homes
 
     def rebalance(
@@ -112,10 +112,10 @@ class DistinctRows:
                 continue
             there = taken[shard]
             rows = self._rows_by_zone(node for node in there if node != home.node)
-            own = rows[self._zone(home.node)]
-            if not own:
+            rows_here = rows[self._zone(home.node)]
+            if not rows_here:
                 continue
-            better = [n for n in counts if n not in there and rows[self._zone(n)] < own]
+            better = [n for n in counts if n not in there and rows[self._zone(n)] < rows_here]
             if better and len(moves) < ZONE_MOVES_MAX:
                 target = min(self._in_emptiest_zones(better, there), key=counts.__getitem__)
                 moves.append(Move(row, home.node, target))

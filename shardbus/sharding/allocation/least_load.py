@@ -142,8 +142,8 @@ class LeastLoad:
 
 def _weights(loads: Loads, shards: Iterable[str]) -> dict[str, float]:
     """Return the weights of these shards; a shard without a known load has the mean."""
-    known = [loads[shard] for shard in shards if shard in loads]
-    mean = sum(known) / len(known) if known else 0.0
+    measured = [loads[shard] for shard in shards if shard in loads]
+    mean = sum(measured) / len(measured) if measured else 0.0
     presence = PRESENCE * mean or 1.0
     return {shard: loads.get(shard, mean) + presence for shard in shards}
 

@@ -30,15 +30,15 @@ def strategy_for(
     name: str,
     section: ShardingSettings,
     chosen: ShardingSettings,
-    own: AllocationStrategy | None,
+    declared: AllocationStrategy | None,
     ring: Ring,
 ) -> AllocationStrategy:
-    """Return the strategy of a type. `own` is an object that its class declares. As with every
+    """Return the strategy of a type. `declared` is an object that its class declares. As with every
     setting of a declaration, only the section of this very type overrides it. `ring`: the one on
     which the types of this node are placed."""
-    if own is None or "allocation" in section.types.get(name, {}):
+    if declared is None or "allocation" in section.types.get(name, {}):
         return strategy_of(chosen, name, ring)
-    return own
+    return declared
 
 
 def strategy_of(settings: ShardingSettings, name: str, ring: Ring) -> AllocationStrategy:

@@ -231,10 +231,10 @@ class ConsistentHashing:
             return []
         ring = self._ring(candidates)
         moves = [
-            Move(shard, node, wanted)
+            Move(shard, node, target)
             for node in sorted(candidates)
             for shard in table.shards_at(node)
-            if shard not in in_flight and (wanted := _at(ring, shard)) != node
+            if shard not in in_flight and (target := _at(ring, shard)) != node
         ]
         return moves[: max(0, self.max_moves - len(in_flight))] if self.max_moves else moves
 

@@ -335,16 +335,16 @@ class Coordinator:
         if changed:
             self._note("instances", f"{counted(rows.count, 'instance')} of each entity")
         homes = self.table.homes
-        known = self._home_requests.shards()
+        requested = self._home_requests.shards()
         if rows.is_new(self.table) or changed:
             self._stops.add([row for row in homes if not rows.exists(row)])
             stopping = {split_row(row)[0] for row in self._stops.shards if rows.exists(row)}
             for row in (*homes, *self._ledger.wanted):
                 if (changed or rows.exists(row)) and split_row(row)[0] not in stopping:
-                    known[row] = None
+                    requested[row] = None
         for row in [row for row in self._ledger.wanted if not rows.exists(row)]:
             self._ledger.forget_wanted(row)
-        for shard in dict.fromkeys(split_row(row)[0] for row in known):
+        for shard in dict.fromkeys(split_row(row)[0] for row in requested):
             for sibling in rows.rows_of(shard):
                 if self._settled(sibling) is None and self._ledger.is_nowhere(sibling):
                     self._ledger.want(sibling)
@@ -443,10 +443,10 @@ class Coordinator:
         """Get new homes for the shards that were handed to nodes that are gone or host no more, and
         have those hosted that nodes which are gone have handed over."""
         homeless, alone = self._direct.on_nodes_gone(gone)
-        for one in homeless:
-            if self.table.homes.get(one.move.old.shard) == one.move.old:
-                self._ledger.free(one.move.old, one.why, one.begun)
-            self._ledger.want(one.move.old.shard)
+        for direct in homeless:
+            if self.table.homes.get(direct.move.old.shard) == direct.move.old:
+                self._ledger.free(direct.move.old, direct.why, direct.begun)
+            self._ledger.want(direct.move.old.shard)
         for home in alone:
             self._starts.host(home, now)
 
@@ -472,8 +472,8 @@ class Coordinator:
         """End all waits for nodes that membership no longer shows."""
         if self.state is not CoordinatorState.RULING or not self._registry.known:
             return
-        known = [*self.table.regions, *self.table.proxies]
-        dead = {node: None for node in known if not self._registry.is_live(node)}
+        nodes = [*self.table.regions, *self.table.proxies]
+        dead = {node: None for node in nodes if not self._registry.is_live(node)}
         for handoff in self._moves.on_nodes_gone(dead, now):
             self._on_freed(handoff)
         moving = (node for node in self._direct.nodes() if not self._registry.is_live(node))
@@ -605,7 +605,7 @@ class Coordinator:
         moves = shard in self._moves.handoffs or shard in self._direct
         return None if moves else self._ledger.home_of(shard)
 
-    def _known(self, shard: str) -> Home | None:
+    def _open_home(self, shard: str) -> Home | None:
         """Return the home to which messages for the shard may go."""
         return self._settled(shard) or self._direct.home_of(shard)
 
@@ -625,8 +625,8 @@ class Coordinator:
                 return "the shard is on the move"
             return reason or self._why_no_place(shard) or waits
 
-        told = {} if self._versions is not None else self._registry.registered
-        for asker, home in self._home_requests.answer(self._known, why_not, told.__contains__):
+        nodes = {} if self._versions is not None else self._registry.registered
+        for asker, home in self._home_requests.answer(self._open_home, why_not, nodes.__contains__):
             if asker == home.node and home.shard in self._starts:
                 self._outbox.add(asker, HomeMessage.HOST_SHARD, (home,))
 

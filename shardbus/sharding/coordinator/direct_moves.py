@@ -204,19 +204,20 @@ class DirectMoves:
     def in_flight(self) -> list[Move]:
         """Return the moves whose shard is not at its new home, as the strategies take them."""
         return [
-            Move(shard, one.move.old.node, one.move.new.node)
-            for shard, one in self.moves.items()
-            if one.phase is not DirectPhase.SETTLING
+            Move(shard, direct.move.old.node, direct.move.new.node)
+            for shard, direct in self.moves.items()
+            if direct.phase is not DirectPhase.SETTLING
         ]
 
     def under_way(self) -> list[tuple[str, ShardMove]]:
         """Return every move that is not complete, by its shard."""
-        return [(shard, one.move) for shard, one in self.moves.items()]
+        return [(shard, direct.move) for shard, direct in self.moves.items()]
 
     def phases(self) -> Iterator[MovePhase]:
         """Yield the moves with their phases."""
-        for shard, one in self.moves.items():
-            yield MovePhase(shard, one.phase.value, True, one.move.old.node, one.move.new.node)
+        for shard, direct in self.moves.items():
+            move = direct.move
+            yield MovePhase(shard, direct.phase.value, True, move.old.node, move.new.node)
 
     def goes_to(self, node: NodeId) -> bool:
         """True if a shard is on its way to the node."""
@@ -224,9 +225,9 @@ class DirectMoves:
 
     def home_of(self, shard: str) -> Home | None:
         """Return the new home of a shard that lives there, though its move is not complete."""
-        one = self.moves.get(shard)
-        settles = one is not None and one.phase is DirectPhase.SETTLING
-        return one.move.new if one is not None and settles else None
+        direct = self.moves.get(shard)
+        settles = direct is not None and direct.phase is DirectPhase.SETTLING
+        return direct.move.new if direct is not None and settles else None
 
     def begin(
         self, old: Home, target: NodeId, why: str, senders: Iterable[NodeId], now: float
@@ -234,8 +235,8 @@ class DirectMoves:
         """Begin a move: write its intent first."""
         new = Home(old.shard, target, self._ledger.take_fence())
         self._ledger.intents[old.shard] = new
-        one = DirectMove(ShardMove(old, new), self._mode, why, tuple(senders), now)
-        self.moves[old.shard] = one
+        direct = DirectMove(ShardMove(old, new), self._mode, why, tuple(senders), now)
+        self.moves[old.shard] = direct
 
     def recover(self, intents: Mapping[str, Home], now: float) -> None:
         """Go on with the moves whose intents a former coordinator has stored."""
@@ -245,16 +246,17 @@ class DirectMoves:
                 self._ledger.intents[shard] = None
                 continue
             mode = self._mode if MODES[self._mode] is not None else "ordered"
-            one = DirectMove(ShardMove(old, new), mode, "takeover", (), now, DirectPhase.MOVING)
-            self.moves[shard] = one
+            direct = DirectMove(ShardMove(old, new), mode, "takeover", (), now, DirectPhase.MOVING)
+            self.moves[shard] = direct
             self._timers.set(shard, now + self._timeout)
 
     def on_registered(self, node: NodeId, registered: Iterable[NodeId]) -> None:
         """Ask a region for the moves away from it that a former coordinator began."""
-        for one in self.moves.values():
-            if one.phase is DirectPhase.MOVING and one.move.old.node == node and not one.asked:
-                one.senders = one.senders or tuple(registered)
-                self._ask(one)
+        for direct in self.moves.values():
+            leaves = direct.phase is DirectPhase.MOVING and direct.move.old.node == node
+            if leaves and not direct.asked:
+                direct.senders = direct.senders or tuple(registered)
+                self._ask(direct)
 
     # Answers.
 
@@ -263,36 +265,36 @@ class DirectMoves:
     ) -> list[Home]:
         """Go on after a durable write; return the homes that are no news of direct moves."""
         for shard, new in intents.items():
-            one = self.moves.get(shard)
-            if new is not None and one is not None and one.phase is DirectPhase.INTENT:
-                one.advance(DirectTrigger.DURABLE)
+            direct = self.moves.get(shard)
+            if new is not None and direct is not None and direct.phase is DirectPhase.INTENT:
+                direct.advance(DirectTrigger.DURABLE)
                 self._timers.set(shard, now + self._timeout)
-                self._ask(one)
+                self._ask(direct)
         others = []
         for home in homes:
-            one = self.moves.get(home.shard)
-            if one is None or one.phase is not DirectPhase.STORING or one.move.new != home:
+            direct = self.moves.get(home.shard)
+            if direct is None or direct.phase is not DirectPhase.STORING or direct.move.new != home:
                 others.append(home)
                 continue
-            one.advance(DirectTrigger.STORED)
+            direct.advance(DirectTrigger.STORED)
             self._timers.set(home.shard, now + SETTLE_S)
-            self._moved_now.append(one)
-            alone = not self._is_live(one.move.old.node)
+            self._moved_now.append(direct)
+            alone = not self._is_live(direct.move.old.node)
             if alone:
                 others.append(home)  # the new home may wait for the old one, or not have the move
-            if one.complete or alone:
-                self._end(one, DirectTrigger.COMPLETE)
+            if direct.complete or alone:
+                self._end(direct, DirectTrigger.COMPLETE)
         return others
 
     def on_moved(self, sender: NodeId, move: ShardMove) -> bool:
         """Write the new home: N1 has handed the shard over. Returns False if this coordinator does
         not have the move."""
-        one = self._of(move)
-        if one is None or sender != move.old.node:
+        direct = self._of(move)
+        if direct is None or sender != move.old.node:
             return False
-        if one.phase is DirectPhase.MOVING:
-            one.advance(DirectTrigger.MOVED)
-            self._ledger.history.leaves(move.old, one.why, one.begun)
+        if direct.phase is DirectPhase.MOVING:
+            direct.advance(DirectTrigger.MOVED)
+            self._ledger.history.leaves(move.old, direct.why, direct.begun)
             self._timers.cancel(move.old.shard)
             self.notes.append(Note("handoff_moved", move.old.shard))
             self.reassert()
@@ -300,29 +302,29 @@ class DirectMoves:
 
     def on_refused(self, sender: NodeId, move: ShardMove) -> None:
         """End a move that has not taken place. The next one of the shard is in mode `buffer`."""
-        one = self._of(move)
-        if one is not None and sender == move.old.node and one.phase is DirectPhase.MOVING:
+        direct = self._of(move)
+        if direct is not None and sender == move.old.node and direct.phase is DirectPhase.MOVING:
             self._refused[move.old.shard] = None
-            self._end(one, DirectTrigger.REFUSED)
+            self._end(direct, DirectTrigger.REFUSED)
             self.notes.append(Note("handoff_refused", move.old.shard))
 
     def on_stopped(self, home: Home) -> DirectMove | None:
         """End the move of a shard that stopped at its old home and was not handed over; return it
         if there was one."""
-        one = self.moves.get(home.shard)
-        if one is None or one.move.old != home or one.phase is not DirectPhase.MOVING:
+        direct = self.moves.get(home.shard)
+        if direct is None or direct.move.old != home or direct.phase is not DirectPhase.MOVING:
             return None
-        self._end(one, DirectTrigger.GIVEN_UP)
-        return one
+        self._end(direct, DirectTrigger.GIVEN_UP)
+        return direct
 
     def on_complete(self, sender: NodeId, move: ShardMove) -> None:
         """End a move: the new home keeps nothing for any sender."""
-        one = self._of(move)
-        if one is None or sender != move.new.node:
+        direct = self._of(move)
+        if direct is None or sender != move.new.node:
             return
-        one.complete = True
-        if one.phase is DirectPhase.SETTLING:
-            self._end(one, DirectTrigger.COMPLETE)
+        direct.complete = True
+        if direct.phase is DirectPhase.SETTLING:
+            self._end(direct, DirectTrigger.COMPLETE)
 
     def on_nodes_gone(self, dead: Mapping[NodeId, None]) -> tuple[list[DirectMove], list[Home]]:
         """Go on without these nodes. A target that has become a proxy counts as gone: it does not
@@ -332,77 +334,78 @@ class DirectMoves:
         sender."""
         homeless: list[DirectMove] = []
         alone: list[Home] = []
-        for one in list(self.moves.values()):
-            if one.move.old.node in dead:
-                if one.phase is DirectPhase.SETTLING and one.move.new.node not in dead:
-                    alone.append(one.move.new)
-                one.advance(DirectTrigger.OWNER_GONE)
-                self._timers.cancel(one.move.old.shard)
-                if one.phase is DirectPhase.DONE:
-                    self._forget(one)
-            closed = one.move.new.node in dead or self._is_proxy(one.move.new.node)
-            if closed and one.phase not in (DirectPhase.MOVING, _P.DONE):
-                if one.phase is DirectPhase.STORING and one.move.old.node not in dead:
-                    homeless.append(one)
-                self._end(one, DirectTrigger.TARGET_GONE)
+        for direct in list(self.moves.values()):
+            if direct.move.old.node in dead:
+                if direct.phase is DirectPhase.SETTLING and direct.move.new.node not in dead:
+                    alone.append(direct.move.new)
+                direct.advance(DirectTrigger.OWNER_GONE)
+                self._timers.cancel(direct.move.old.shard)
+                if direct.phase is DirectPhase.DONE:
+                    self._forget(direct)
+            closed = direct.move.new.node in dead or self._is_proxy(direct.move.new.node)
+            if closed and direct.phase not in (DirectPhase.MOVING, _P.DONE):
+                if direct.phase is DirectPhase.STORING and direct.move.old.node not in dead:
+                    homeless.append(direct)
+                self._end(direct, DirectTrigger.TARGET_GONE)
         return homeless, alone
 
     def on_reported(self, home: Home) -> bool:
         """Take the report of a region that it runs a shard. True if a move has brought it there;
         otherwise the move of the shard, if there is one, is over."""
-        one = self.moves.get(home.shard)
-        if one is None or one.move.new != home:
+        direct = self.moves.get(home.shard)
+        if direct is None or direct.move.new != home:
             self.forget(home.shard)
             return False
-        return self.on_moved(one.move.old.node, one.move)
+        return self.on_moved(direct.move.old.node, direct.move)
 
     def forget(self, shard: str) -> None:
         """Forget the move of a shard that lives somewhere else."""
-        one = self.moves.get(shard)
-        if one is not None:
+        direct = self.moves.get(shard)
+        if direct is not None:
             adopted = self._ledger.adopted.get(shard)
-            self._forget(one)
-            if adopted is not None and adopted != one.move.new:
+            self._forget(direct)
+            if adopted is not None and adopted != direct.move.new:
                 self._ledger.adopted[shard] = adopted
 
     def reassert(self) -> None:
         """Have the new homes written that are not yet."""
         table, writing = self._ledger.table, self._ledger.writing
-        for shard, one in self.moves.items():
-            if one.phase is DirectPhase.STORING and self._is_live(one.move.new.node):
+        for shard, direct in self.moves.items():
+            if direct.phase is DirectPhase.STORING and self._is_live(direct.move.new.node):
                 pending = writing is not None and shard in writing.homes
-                if not pending and table.homes.get(shard) != one.move.new:
-                    self._ledger.adopted[shard] = one.move.new
+                if not pending and table.homes.get(shard) != direct.move.new:
+                    self._ledger.adopted[shard] = direct.move.new
                     self._ledger.freed.pop(shard, None)
-                    if one.move.new.node in table.regions:  # otherwise its home is written later
+                    if direct.move.new.node in table.regions:  # otherwise its home is written later
                         self._ledger.intents[shard] = None
 
     def tick(self, now: float) -> list[Home]:
         """End or repeat overdue steps. Returns the new homes that must be asked to host."""
         silent: list[Home] = []
         for shard in self._timers.due(now):
-            one = self.moves[shard]
-            one.advance(DirectTrigger.DEADLINE)
-            if one.phase is DirectPhase.DONE:
-                self._forget(one)
+            direct = self.moves[shard]
+            direct.advance(DirectTrigger.DEADLINE)
+            if direct.phase is DirectPhase.DONE:
+                self._forget(direct)
                 self.notes.append(Note("handoff_unsettled", shard))
-                silent.append(one.move.new)
+                silent.append(direct.move.new)
                 continue
             self._timers.set(shard, now + self._timeout)
-            again = f"shard {shard}: asked {one.move.old.node} again"
+            again = f"shard {shard}: asked {direct.move.old.node} again"
             self.notes.append(Note("handoff_overdue", again, shard=shard))
-            self._ask(one)
+            self._ask(direct)
         return silent
 
     def drain(self, epoch: int, registered: Callable[[NodeId], bool]) -> list[Send]:
         """Return the messages of this turn."""
         begin: dict[tuple[NodeId, str, tuple[NodeId, ...]], list[ShardMove]] = {}
-        for one in self._begin_now:
-            begin.setdefault((one.move.old.node, one.mode, one.senders), []).append(one.move)
+        for direct in self._begin_now:
+            key = direct.move.old.node, direct.mode, direct.senders
+            begin.setdefault(key, []).append(direct.move)
         moved: dict[tuple[NodeId, str], list[ShardMove]] = {}
-        for one in self._moved_now:
-            for node in filter(registered, dict.fromkeys((*one.senders, one.move.new.node))):
-                moved.setdefault((node, one.mode), []).append(one.move)
+        for direct in self._moved_now:
+            for node in filter(registered, dict.fromkeys((*direct.senders, direct.move.new.node))):
+                moved.setdefault((node, direct.mode), []).append(direct.move)
         self._begin_now, self._moved_now = [], []
         sends = [
             Send(to, msg.BeginMove(epoch, mode, senders, tuple(moves)))
@@ -415,43 +418,43 @@ class DirectMoves:
     def news_for(self, node: NodeId, homes: Iterable[Home]) -> list[Home]:
         """Return the new homes that the node does not get by HomesMoved."""
         moved = {
-            one.move.new
-            for one in self._moved_now
-            if node in one.senders or node == one.move.new.node
+            direct.move.new
+            for direct in self._moved_now
+            if node in direct.senders or node == direct.move.new.node
         }
         return [home for home in homes if home not in moved]
 
     def nodes(self) -> dict[NodeId, None]:
         """Return every node that is the old or the new home of a move."""
-        return dict.fromkeys(home.node for one in self.moves.values() for home in one.move)
+        return dict.fromkeys(home.node for direct in self.moves.values() for home in direct.move)
 
     def check(self) -> None:
         """Check that every move that waits for a node has a deadline; for tests."""
-        for shard, one in self.moves.items():
-            assert one.phase is not DirectPhase.DONE
-            waits = one.phase in (DirectPhase.MOVING, DirectPhase.SETTLING)
+        for shard, direct in self.moves.items():
+            assert direct.phase is not DirectPhase.DONE
+            waits = direct.phase in (DirectPhase.MOVING, DirectPhase.SETTLING)
             assert not waits or shard in self._timers, f"the move of {shard} has no deadline"
 
     def _of(self, move: ShardMove) -> DirectMove | None:
-        one = self.moves.get(move.old.shard)
-        return one if one is not None and one.move == move else None
+        direct = self.moves.get(move.old.shard)
+        return direct if direct is not None and direct.move == move else None
 
-    def _ask(self, one: DirectMove) -> None:
-        one.asked = True
-        self._begin_now.append(one)
+    def _ask(self, direct: DirectMove) -> None:
+        direct.asked = True
+        self._begin_now.append(direct)
 
-    def _end(self, one: DirectMove, trigger: DirectTrigger) -> None:
-        one.advance(trigger)
-        self._forget(one)
+    def _end(self, direct: DirectMove, trigger: DirectTrigger) -> None:
+        direct.advance(trigger)
+        self._forget(direct)
 
-    def _forget(self, one: DirectMove) -> None:
+    def _forget(self, direct: DirectMove) -> None:
         """Remove the move, and its intent if the new home has not replaced it."""
-        shard = one.move.old.shard
+        shard = direct.move.old.shard
         del self.moves[shard]
         self._timers.cancel(shard)
-        if one in self._begin_now:
-            self._begin_now.remove(one)
-        if self._ledger.table.homes.get(shard) != one.move.new:
+        if direct in self._begin_now:
+            self._begin_now.remove(direct)
+        if self._ledger.table.homes.get(shard) != direct.move.new:
             self._ledger.intents[shard] = None
-            if self._ledger.adopted.get(shard) == one.move.new:
+            if self._ledger.adopted.get(shard) == direct.move.new:
                 del self._ledger.adopted[shard]

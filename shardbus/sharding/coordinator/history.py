@@ -99,11 +99,11 @@ class ShardHistory:
 
     def leaves(self, home: Home, why: str, since: float) -> None:
         """Record why the shard leaves that home. The first reason counts, unless the node died."""
-        known = self._leaving.get(home.shard)
-        if known is None or known.home != home:
+        leaving = self._leaving.get(home.shard)
+        if leaving is None or leaving.home != home:
             self._leaving[home.shard] = LeavingShard(home, why, since)
         elif why == "node_gone":
-            self._leaving[home.shard] = LeavingShard(home, why, known.since)
+            self._leaving[home.shard] = LeavingShard(home, why, leaving.since)
 
     def record(
         self,

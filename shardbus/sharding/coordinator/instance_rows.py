@@ -66,17 +66,17 @@ class LoadInstances:
         """Compare the load with the load that the instances can bear."""
         if not self._instances.follows_load:
             return
-        wanted = self._instances.called_for(self._total())
+        needed = self._instances.called_for(self._total())
         lacking = any(map(self._instances.lacks, self.loads.values()))
-        too_few = wanted > self.count
-        too_many = self.count > 1 and wanted < self.count / 2 and not lacking
+        too_few = needed > self.count
+        too_many = self.count > 1 and needed < self.count / 2 and not lacking
         if not (too_few or too_many):
             self._since = None
         elif self._since is None or too_many is not self._too_many:
             self._since, self._too_many = now, too_many
         due = self.deadline()
         if due is not None and now >= due:
-            self.count, self._since = max(1, ceil(wanted)), None
+            self.count, self._since = max(1, ceil(needed)), None
 
     def _total(self) -> TypeLoad:
         """Return the load at all nodes together."""
@@ -127,15 +127,15 @@ class InstanceRows:
         if nodes < 1:
             self._fewer_since = None
             return False
-        wanted = self._instances.bounded(nodes, self.by_load.count)
-        if wanted >= self.count:
+        count = self._instances.bounded(nodes, self.by_load.count)
+        if count >= self.count:
             self._fewer_since = None
         elif self._fewer_since is None:
             self._fewer_since = now
         late = self._fewer_since is not None and now >= self._fewer_since + SHRINK_AFTER_S
-        if wanted == self.count or not (wanted > self.count or late):
+        if count == self.count or not (count > self.count or late):
             return False
-        self.count, self._fewer_since = wanted, None
+        self.count, self._fewer_since = count, None
         return True
 
     def deadline(self) -> float | None:
@@ -158,9 +158,9 @@ class InstanceRows:
 
     def to_inform(self, nodes: Iterable[NodeId]) -> list[NodeId]:
         """Return the nodes that have not been sent N, each once."""
-        known = self._informed
+        before = self._informed
         self._informed = dict.fromkeys(nodes, self.count)
-        return [node for node in self._informed if known.get(node) != self.count]
+        return [node for node in self._informed if before.get(node) != self.count]
 
     def forget(self, node: NodeId) -> None:
         """Inform this node again: its region has registered anew."""

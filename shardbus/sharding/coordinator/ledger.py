@@ -204,19 +204,19 @@ class Ledger:
     def is_nowhere(self, shard: str) -> bool:
         """True if the shard has no home, and none is needed or being written."""
         coming = self.writing is not None and self.writing.homes.get(shard) is not None
-        known = shard in self.adopted or shard in self.wanted
+        awaited = shard in self.adopted or shard in self.wanted
         left = shard in self.freed or shard not in self.table.homes
-        return left and not known and not coming
+        return left and not awaited and not coming
 
     def homes(self) -> list[Home]:
         """Return every settled home."""
         return [home for shard in self.table.homes if (home := self.home_of(shard)) is not None]
 
-    def want(self, shard: str, wanted: WantedHome = ANY_HOME) -> None:
+    def want(self, shard: str, need: WantedHome = ANY_HOME) -> None:
         """Get a home for the shard. A target or nodes to avoid that were set before stand unless
-        `wanted` has others."""
-        if wanted != ANY_HOME or shard not in self.wanted:
-            self.wanted[shard] = wanted
+        `need` has others."""
+        if need != ANY_HOME or shard not in self.wanted:
+            self.wanted[shard] = need
 
     def forget_wanted(self, shard: str) -> None:
         """Get no home for the shard after all. Its stored row is removed."""
@@ -239,24 +239,24 @@ class Ledger:
     def reconcile(self, node: NodeId, hosted: Iterable[Home]) -> ReportFindings:
         """Compare a region's shards with the table. Of two homes the one with the higher fence
         counts. If its node is gone, the other one counts, under a new fence."""
-        found = ReportFindings([], [], [], [], [])
+        findings = ReportFindings([], [], [], [], [])
         reported = {home.shard: home for home in hosted if home.node == node}
         for shard, home in reported.items():
             rival = self.adopted.get(shard) or self.table.homes.get(shard)
             if rival == home:
-                found.confirmed.append(home)
+                findings.confirmed.append(home)
             elif rival is None and home.fence < self._last_fence(shard):
                 self.adopted[shard] = renewed = Home(shard, node, self.take_fence())
-                found.renewed.append(renewed)
+                findings.renewed.append(renewed)
             elif rival is None or home.fence > rival.fence:
                 self.adopted[shard] = home
-                found.adopted.append(home)
-                found.losers.extend([rival] if rival is not None and rival.node != node else ())
+                findings.adopted.append(home)
+                findings.losers.extend([rival] if rival is not None and rival.node != node else ())
             elif rival.node != node:
-                found.losers.append(home)
+                findings.losers.append(home)
         at_node = (self.table.homes[shard] for shard in self.table.shards_at(node))
-        found.missing.extend(home for home in at_node if reported.get(home.shard) != home)
-        return found
+        findings.missing.extend(home for home in at_node if reported.get(home.shard) != home)
+        return findings
 
     def _last_fence(self, shard: str) -> int:
         """Return the fence below which no home of the shard counts. Without a row it is the first
@@ -376,14 +376,14 @@ class Ledger:
         able: dict[tuple[NodeId, ...], tuple[NodeId, ...]] = {}
         groups: dict[tuple[NodeId, ...], list[str]] = {}
         for shard in shards:
-            wanted = self.wanted[shard]
-            if wanted.avoid not in able:
-                able[wanted.avoid] = hosts(wanted.avoid)
-            target = wanted.target if wanted.target in able[wanted.avoid] else None
+            need = self.wanted[shard]
+            if need.avoid not in able:
+                able[need.avoid] = hosts(need.avoid)
+            target = need.target if need.target in able[need.avoid] else None
             if target is not None and not self._has_sibling(shard, target, targets):
                 targets[shard] = target
             else:
-                groups.setdefault(able[wanted.avoid], []).append(shard)
+                groups.setdefault(able[need.avoid], []).append(shard)
         grouped = {able: tuple(group) for able, group in groups.items()}
         avoiding = tuple(shard for shard in shards if self.wanted[shard].avoid)
         return Homeless(shards, targets, grouped, avoiding, nodes, self._without(shards))

@@ -150,8 +150,8 @@ class Moves:
         stopped, and the store does not have their next home yet.
         """
         direct = self._direct.moves if self._direct is not None else {}
-        begun = [one.begun for shard, one in self.handoffs.items() if shard in shards]
-        begun += [one.begun for shard, one in direct.items() if shard in shards]
+        begun = [handoff.begun for shard, handoff in self.handoffs.items() if shard in shards]
+        begun += [move.begun for shard, move in direct.items() if shard in shards]
         gone = {shard for shard in (*self.handoffs, *direct, *changing) if shard in shards}
         staying = (shard for shard in shards if shard not in gone)
         if begun and now - min(begun) >= SLOW_S:

@@ -53,12 +53,12 @@ class Placing:
         answer = self._rebalancing.ask(HOMES, question)
         if answer is None:
             return None
-        asked, found = answer
-        if asked is homeless:
-            return found
-        nodes, known = homeless.able(), dict.fromkeys(asked.shards)
-        fit = {shard: node for shard, node in found.items() if node in nodes}
-        complete = len(fit) == len(found) and all(shard in known for shard in homeless.shards)
+        placed, homes = answer
+        if placed is homeless:
+            return homes
+        nodes, shards = homeless.able(), dict.fromkeys(placed.shards)
+        fit = {shard: node for shard, node in homes.items() if node in nodes}
+        complete = len(fit) == len(homes) and all(shard in shards for shard in homeless.shards)
         if not fit and not complete:
             self._rebalancing.ask(HOMES, question)
             return None
@@ -77,7 +77,7 @@ class Placing:
                 there = Home(move.shard, move.target, table.homes[move.shard].fence)
                 events += [ShardHomeDeallocated(move.shard), ShardHomeAllocated(there)]
         table, loads = table.updated_all(events), self._rebalancing.loads()
-        found = self._rebalancing.ask(
+        homes = self._rebalancing.ask(
             ("leaving", node), lambda strategy: strategy.allocate(table, loads, shards, nodes)
         )
-        return None if found is None else {s: found[s] for s in found if found[s] in nodes}
+        return None if homes is None else {s: homes[s] for s in homes if homes[s] in nodes}

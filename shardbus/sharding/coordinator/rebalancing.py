@@ -239,8 +239,8 @@ class Rebalancing:
         if self.calls is not None:
             self._loads.known(table)  # forgets the nodes that are gone
         if isinstance(strategy, LeastLoad):
-            known, resting = self._loads.known(table), self._loads.resting(now)
-            self._change(strategy, loads=known, spare=self._loads.spare, resting=resting)
+            loads, resting = self._loads.known(table), self._loads.resting(now)
+            self._change(strategy, loads=loads, spare=self._loads.spare, resting=resting)
             self._moves.notes += self._loads.hot_notes(self._hot(len(table.regions)), now)
 
     def _change(self, strategy: External | LeastLoad, **changes: object) -> None:
@@ -300,28 +300,28 @@ class ShardCountCheck:
     """Compares the numbers of shards and nodes. `declared` is the number of shards of the type, 0
     if its shard function gives any number."""
 
-    __slots__ = ("_declared", "_found", "_noted", "_since")
+    __slots__ = ("_declared", "_fault", "_noted", "_since")
 
     def __init__(self, declared: int) -> None:
         self._declared = declared
-        self._noted = self._found = ""
+        self._noted = self._fault = ""
         self._since = 0.0
 
     def notes(self, nodes: int, homes: int, now: float) -> list[Note]:
         """Return a note if there have been too few or too many shards for `LASTING_S`, once per
         change. `nodes` host, and `homes` shards have a home."""
         shards = max(self._declared, homes)
-        found = ""
+        fault = ""
         if nodes and shards > PER_NODE_MAX * nodes:
-            found = TOO_MANY
+            fault = TOO_MANY
         elif 0 < self._declared < nodes:
-            found = TOO_FEW
-        if found != self._found:
-            self._found, self._since = found, now
-        if found == self._noted or now - self._since < LASTING_S:
+            fault = TOO_FEW
+        if fault != self._fault:
+            self._fault, self._since = fault, now
+        if fault == self._noted or now - self._since < LASTING_S:
             return []
-        self._noted = found
-        if not found:
+        self._noted = fault
+        if not fault:
             return []
         ratio = f"{counted(shards, 'shard')} for {counted(nodes, 'node')}"
-        return [Note(found, f"{ratio}: about ten per node are good")]
+        return [Note(fault, f"{ratio}: about ten per node are good")]

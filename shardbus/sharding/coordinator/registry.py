@@ -43,7 +43,7 @@ from shardbus.sharding.coordinator.moves import Moves
 from shardbus.sharding.coordinator.outbox import HomeMessage, Outbox
 from shardbus.sharding.coordinator.starts import PendingStarts
 from shardbus.sharding.events import CoordinatorEffect, MembersChanged, Note, Send
-from shardbus.sharding.messages import Home, Register, RegisterRefused
+from shardbus.sharding.messages import NO_REGION, Home, Register, RegisterRefused
 from shardbus.sharding.versions import Order, order_of
 
 LOSS_PATIENCE = 15.0
@@ -168,14 +168,18 @@ class Registry:
         if not self._enough and (why := self._too_few()):
             return why
         self._enough = True
-        return "" if self.candidates() else "no region may take shards"
+        return "" if self.candidates() else NO_REGION
 
     def _too_few(self) -> str:
         """Return how many regions have registered and must; empty if enough have."""
         regions = sum(not proxy for proxy in self.registered.values())
         able = sum(not self.registered.get(node, False) for node in self._versions)
         least = max(self._min_members, min(self._cluster_minimum, able))
-        return "" if regions >= least else f"{regions} of {counted(least, 'region')} registered"
+        if regions >= least:
+            return ""
+        if self.registered and not regions:
+            return NO_REGION  # all of them have moved their shards away, or are proxies
+        return f"{regions} of {counted(least, 'region')} registered"
 
     def unsettled(self) -> str:
         """Return why nothing may be rebalanced now, though shards get homes; empty if it may."""
@@ -244,30 +248,30 @@ class Registrar:
         if not register.proxy:
             self._reconcile(node, register.hosted, now)
         moving, direct = self._moves.handoffs, self._direct
-        known = [
+        homes = [
             home
             for home in self._ledger.homes()
             if home.shard not in moving
             and (home.shard not in direct or direct.home_of(home.shard) == home)
         ]
-        self._outbox.add(node, HomeMessage.REGISTER_ACK, known)
+        self._outbox.add(node, HomeMessage.REGISTER_ACK, homes)
         direct.on_registered(node, self._registry.registered)
         return new
 
     def _reconcile(self, node: NodeId, hosted: tuple[Home, ...], now: float) -> None:
         """Compare the region's shards with the table, and settle each difference."""
-        found = self._ledger.reconcile(node, hosted)
-        for home in found.adopted:
+        findings = self._ledger.reconcile(node, hosted)
+        for home in findings.adopted:
             self.notes.append(Note("adopted", f"shard {home.shard} at {node}"))
             if not self._direct.on_reported(home):
                 self._forget(home.shard)
-        for home in found.renewed:  # HostShard restarts it, once this is stored
+        for home in findings.renewed:  # HostShard restarts it, once this is stored
             self.notes.append(Note("renewed", f"shard {home.shard} at {node}"))
             self._forget(home.shard)
-        for home in found.confirmed:
+        for home in findings.confirmed:
             self._starts.forget(home.shard)
-        for home in found.losers:
+        for home in findings.losers:
             self._outbox.add(home.node, HomeMessage.HANDOFF, (home,))
-        for home in found.missing:
+        for home in findings.missing:
             if self._settled(home.shard) == home:
                 self._starts.host(home, now)

@@ -70,5 +70,5 @@ class TableVersions:
         return TableState(table.epoch, self.number, shown[1], pack_homes(homes, shown[1]), shown[2])
 
 
-def _same_homes(one: ShardTable, other: ShardTable) -> bool:
-    return one is other or one.homes == other.homes
+def _same_homes(table: ShardTable, other: ShardTable) -> bool:
+    return table is other or table.homes == other.homes

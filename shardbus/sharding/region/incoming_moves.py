@@ -117,9 +117,9 @@ class IncomingMoves:
 
     def phases(self) -> Iterator[MovePhase]:
         """Yield the moves with their phases."""
-        for shard, one in self._moves.items():
-            phase = "opening" if one.runs else "starting" if one.switched else "prepared"
-            yield MovePhase(shard, phase, True, one.move.old.node, one.move.new.node)
+        for shard, incoming in self._moves.items():
+            phase = "opening" if incoming.runs else "starting" if incoming.switched else "prepared"
+            yield MovePhase(shard, phase, True, incoming.move.old.node, incoming.move.new.node)
 
     def __contains__(self, shard: str) -> bool:
         return shard in self._moves
@@ -130,8 +130,8 @@ class IncomingMoves:
 
     def has(self, home: Home) -> bool:
         """True if the shard comes to this home."""
-        one = self._moves.get(home.shard)
-        return one is not None and one.move.new == home
+        incoming = self._moves.get(home.shard)
+        return incoming is not None and incoming.move.new == home
 
     def prepare(self, move: ShardMove, text: str, senders: tuple[NodeId, ...], now: float) -> None:
         """Take a shard that is about to come; the region keeps it as prepared."""
@@ -146,68 +146,68 @@ class IncomingMoves:
 
     def on_carried(self, move: ShardMove, entities: tuple[CarriedEntity, ...]) -> None:
         """Keep the entities' in-memory data from the old home, until their shard starts."""
-        one = self._moves.get(move.new.shard)
-        if one is None or one.move != move or one.switched:
+        incoming = self._moves.get(move.new.shard)
+        if incoming is None or incoming.move != move or incoming.switched:
             self._out.append(ev.Note("carry_refused", f"shard {move.new.shard}: it comes too late"))
             return
         kept = sum(entity.size for other in self._moves.values() for entity in other.carried)
         if kept + sum(entity.size for entity in entities) > CARRY_MAX:
             self._out.append(ev.Note("carry_refused", f"shard {move.new.shard}: above {CARRY_MAX}"))
             return
-        one.carried += entities
+        incoming.carried += entities
 
     def on_switch(self, move: ShardMove) -> bool:
         """Start the shard: it has stopped at its old home. False if it does not start now."""
-        one = self._moves.get(move.new.shard)
-        starts = one is not None and one.move == move and not one.switched
-        if one is not None and starts:
-            self._go(one)
+        incoming = self._moves.get(move.new.shard)
+        starts = incoming is not None and incoming.move == move and not incoming.switched
+        if incoming is not None and starts:
+            self._go(incoming)
         return starts
 
     def on_host(self, home: Home) -> bool:
         """Start a prepared shard at the coordinator's command: its old home is gone. False if it
         runs or starts already."""
-        one = self._moves.get(home.shard)
-        if one is None or one.switched:
+        incoming = self._moves.get(home.shard)
+        if incoming is None or incoming.switched:
             return False
-        self._go(one)
+        self._go(incoming)
         return True
 
-    def _go(self, one: IncomingMove) -> None:
-        if not one.switched:
-            one.switched = True
-            carried, one.carried = one.carried, ()
-            self._start(one.move.new.shard, carried)
+    def _go(self, incoming: IncomingMove) -> None:
+        if not incoming.switched:
+            incoming.switched = True
+            carried, incoming.carried = incoming.carried, ()
+            self._start(incoming.move.new.shard, carried)
 
     def on_running(self, shard: str, now: float) -> bool:
         """Let in the waiting messages, in order. False if the shard does not come by a direct
         move."""
-        one = self._moves.get(shard)
-        if one is None:
+        incoming = self._moves.get(shard)
+        if incoming is None:
             return False
-        one.runs, one.until = True, now + ACK_PATIENCE_S
-        if one.gates:
-            self._routing.gate(shard, one.move.old.node)
-        self._let_in(shard, one.first + one.others)
-        one.first, one.others = [], []
-        self._routing.on_shard_running(shard, one.move.new.fence)
-        if one.gates:
-            self._out.append(ev.SetArrivals(shard, True, via=one.move.old.node))
+        incoming.runs, incoming.until = True, now + ACK_PATIENCE_S
+        if incoming.gates:
+            self._routing.gate(shard, incoming.move.old.node)
+        self._let_in(shard, incoming.first + incoming.others)
+        incoming.first, incoming.others = [], []
+        self._routing.on_shard_running(shard, incoming.move.new.fence)
+        if incoming.gates:
+            self._out.append(ev.SetArrivals(shard, True, via=incoming.move.old.node))
             self._timers.set(shard, now + self._retry)
-        self._finish(one)
+        self._finish(incoming)
         return True
 
     def deliver(self, event: ev.Deliver) -> bool:
         """Let in or keep a message that came over a session. Returns False if it takes the way of
         any other message."""
-        one = self._moves.get(event.shard)
-        if one is None or event.via is None:
+        incoming = self._moves.get(event.shard)
+        if incoming is None or event.via is None:
             return False
-        queue: list[BufferedMessage] | None = one.gates.get(event.via)
-        if queue is None and not one.runs:
-            queue = one.first if event.via == one.move.old.node else one.others
+        queue: list[BufferedMessage] | None = incoming.gates.get(event.via)
+        if queue is None and not incoming.runs:
+            queue = incoming.first if event.via == incoming.move.old.node else incoming.others
         if queue is None:
-            self._out.append(ev.Release(event.shard, one.move.new.node, (event.message,)))
+            self._out.append(ev.Release(event.shard, incoming.move.new.node, (event.message,)))
         elif self._routing.waiting.take(event.message):
             queue.append(event.message)
         else:
@@ -218,80 +218,81 @@ class IncomingMoves:
 
     def on_ack(self, sender: NodeId, move: ShardMove, now: float) -> None:
         """Open the buffer of this sender: everything that it sent to the old home has come."""
-        one = self._moves.get(move.new.shard)
-        if one is not None and one.move == move:
-            self._open(one, sender)
-            self._finish(one)
+        incoming = self._moves.get(move.new.shard)
+        if incoming is not None and incoming.move == move:
+            self._open(incoming, sender)
+            self._finish(incoming)
         if sender == self._me:
             self._routing.on_own_ack(move, now)
 
-    def _open(self, one: IncomingMove, sender: NodeId) -> None:
-        kept = one.gates.pop(sender, [])
-        if one.runs:
-            self._let_in(one.move.new.shard, kept)
+    def _open(self, incoming: IncomingMove, sender: NodeId) -> None:
+        kept = incoming.gates.pop(sender, [])
+        if incoming.runs:
+            self._let_in(incoming.move.new.shard, kept)
         else:
-            one.others += kept
+            incoming.others += kept
 
     def _let_in(self, shard: str, messages: list[BufferedMessage]) -> None:
         if messages and self._me is not None:
             self._routing.waiting.counts.remove(messages)
             self._out.append(ev.Release(shard, self._me, tuple(messages)))
 
-    def _finish(self, one: IncomingMove) -> None:
+    def _finish(self, incoming: IncomingMove) -> None:
         """End the move once nothing is kept."""
-        shard = one.move.new.shard
-        if not one.runs or one.gates:
+        shard = incoming.move.new.shard
+        if not incoming.runs or incoming.gates:
             return
         self.forget(shard)
         self._routing.ungate(shard)
-        self.complete[shard] = one.move
+        self.complete[shard] = incoming.move
 
     # The end.
 
     def on_node_gone(self, node: NodeId) -> None:
         """Open every buffer that waits for messages by way of that node."""
-        for one in list(self._moves.values()):
-            if one.move.old.node == node:
-                for sender in list(one.gates):
-                    self._open(one, sender)
-                self._finish(one)
+        for incoming in list(self._moves.values()):
+            if incoming.move.old.node == node:
+                for sender in list(incoming.gates):
+                    self._open(incoming, sender)
+                self._finish(incoming)
 
     def on_cancelled(self, move: ShardMove, now: float) -> None:
         """Forget a shard that its old home keeps."""
-        one = self._moves.get(move.new.shard)
-        if one is not None and one.move == move and not one.switched:
+        incoming = self._moves.get(move.new.shard)
+        if incoming is not None and incoming.move == move and not incoming.switched:
             self.end(move.new.shard, now)
             self._drop(move.new.shard)
 
     def tick(self, now: float) -> None:
         """Ask again for late messages, and end waits that take too long."""
         for shard in self._timers.due(now):
-            one = self._moves[shard]
-            if not one.switched and self._routing.is_gone(one.move.old.node):
+            incoming = self._moves[shard]
+            if not incoming.switched and self._routing.is_gone(incoming.move.old.node):
                 self._out.append(ev.SendCoordinator(msg.GetShardHome((shard,))))
-            elif not one.switched:
-                again = msg.MovePrepared((one.move,), carries=True)
-                self._out.append(ev.Send(one.move.old.node, again))
-            elif one.runs and now >= one.until:
-                late = ", ".join(map(str, one.gates))
+            elif not incoming.switched:
+                again = msg.MovePrepared((incoming.move,), carries=True)
+                self._out.append(ev.Send(incoming.move.old.node, again))
+            elif incoming.runs and now >= incoming.until:
+                late = ", ".join(map(str, incoming.gates))
                 detail = f"shard {shard}: no MoveAck of {late}, order is not guaranteed"
                 self._out.append(ev.Note("ack_given_up", detail))
-                for sender in list(one.gates):
-                    self._open(one, sender)
-                self._finish(one)
+                for sender in list(incoming.gates):
+                    self._open(incoming, sender)
+                self._finish(incoming)
                 continue
-            elif one.runs:
-                for node in (*one.gates, one.move.old.node):
-                    self._out.append(ev.Send(node, msg.AckWanted((one.move,))))
+            elif incoming.runs:
+                for node in (*incoming.gates, incoming.move.old.node):
+                    self._out.append(ev.Send(node, msg.AckWanted((incoming.move,))))
             self._timers.set(shard, now + self._retry)
 
     def end(self, shard: str, now: float) -> None:
         """Forget a shard that does not come, or stops; its kept messages take the way of any other
         message."""
-        one = self._moves.get(shard)
-        if one is None:
+        incoming = self._moves.get(shard)
+        if incoming is None:
             return
-        kept = one.first + one.others + [m for queue in one.gates.values() for m in queue]
+        queues = (incoming.first, incoming.others, *incoming.gates.values())
+        kept = [message for queue in queues for message in queue]
         self.forget(shard)
         self._routing.ungate(shard)
         self._routing.put_back(shard, kept, now)
@@ -303,13 +304,13 @@ class IncomingMoves:
 
     def kept(self) -> Iterator[BufferedMessage]:
         """Yield every message that is kept."""
-        for one in self._moves.values():
-            yield from one.first + one.others
-            for queue in one.gates.values():
+        for incoming in self._moves.values():
+            yield from incoming.first + incoming.others
+            for queue in incoming.gates.values():
                 yield from queue
 
     def check(self) -> None:
         """Check that every wait has a deadline; for tests."""
-        for shard, one in self._moves.items():
+        for shard, incoming in self._moves.items():
             assert shard in self._timers, f"the coming of {shard} has no deadline"
-            assert not one.runs or one.gates, f"{shard} is complete"
+            assert not incoming.runs or incoming.gates, f"{shard} is complete"

@@ -199,8 +199,9 @@ class OutgoingMoves:
 
     def phases(self) -> Iterator[MovePhase]:
         """Yield the moves with their phases."""
-        for shard, one in self._moves.items():
-            yield MovePhase(shard, one.phase.value, True, one.move.old.node, one.move.new.node)
+        for shard, outgoing in self._moves.items():
+            move = outgoing.move
+            yield MovePhase(shard, outgoing.phase.value, True, move.old.node, move.new.node)
 
     def __contains__(self, shard: str) -> bool:
         return shard in self._moves
@@ -211,10 +212,10 @@ class OutgoingMoves:
 
     def has_moved(self, move: ShardMove) -> bool:
         """True if this node has handed the shard over, or is about to, in this very move."""
-        one = self._moves.get(move.old.shard)
-        if one is not None and one.move == move:
-            if one.phase is OutgoingPhase.FORWARDING:
-                one.reported = True
+        outgoing = self._moves.get(move.old.shard)
+        if outgoing is not None and outgoing.move == move:
+            if outgoing.phase is OutgoingPhase.FORWARDING:
+                outgoing.reported = True
                 self.reports[move.old.shard] = move
             return True
         if self._has_handed_over(move):
@@ -254,61 +255,61 @@ class OutgoingMoves:
 
     def on_prepared(self, move: ShardMove, now: float, *, carries: bool = False) -> None:
         """Go on: the new home is ready. One that reports it again has not received Switch."""
-        one = self._moves.get(move.old.shard)
-        if one is None or one.move != move:
+        outgoing = self._moves.get(move.old.shard)
+        if outgoing is None or outgoing.move != move:
             again: msg.Message = msg.MoveCancelled((move,))
             if self._has_handed_over(move):
                 again = msg.Switch((move,))
             self._out.append(ev.Send(move.new.node, again))
             return
-        if one.prepared and one.phase is OutgoingPhase.FORWARDING:
+        if outgoing.prepared and outgoing.phase is OutgoingPhase.FORWARDING:
             self._out.append(ev.Send(move.new.node, msg.Switch((move,))))
-        one.prepared, one.carries = True, carries
-        if one.phase is OutgoingPhase.FORWARDING:
-            self._report(one)
-        elif one.phase is OutgoingPhase.PREPARING and one.mode.overlaps:
-            one.advance(OutgoingTrigger.READY_OVERLAPS)
+        outgoing.prepared, outgoing.carries = True, carries
+        if outgoing.phase is OutgoingPhase.FORWARDING:
+            self._report(outgoing)
+        elif outgoing.phase is OutgoingPhase.PREPARING and outgoing.mode.overlaps:
+            outgoing.advance(OutgoingTrigger.READY_OVERLAPS)
             self._stop(move.old.shard, now)
-            self._hand_over(one, (), now)
-        elif one.phase is OutgoingPhase.PREPARING:
-            one.advance(OutgoingTrigger.READY)
+            self._hand_over(outgoing, (), now)
+        elif outgoing.phase is OutgoingPhase.PREPARING:
+            outgoing.advance(OutgoingTrigger.READY)
             self._timers.cancel(move.old.shard)
             self._stop(move.old.shard, now)
 
     def on_refused(self, move: ShardMove) -> bool:
         """Give up a move that the new home refuses. True if the shard runs nowhere now."""
         shard = move.old.shard
-        one = self._moves.get(shard)
-        if one is None or one.move != move or one.prepared:
+        outgoing = self._moves.get(shard)
+        if outgoing is None or outgoing.move != move or outgoing.prepared:
             return False
-        if one.phase is OutgoingPhase.PREPARING:
+        if outgoing.phase is OutgoingPhase.PREPARING:
             self.refused[shard] = move
-        nowhere = one.phase is OutgoingPhase.FORWARDING
+        nowhere = outgoing.phase is OutgoingPhase.FORWARDING
         if nowhere:
             del self._moved[shard]
-        one.advance(OutgoingTrigger.TARGET_GONE)
+        outgoing.advance(OutgoingTrigger.TARGET_GONE)
         self._moves.pop(shard)
         self._timers.cancel(shard)
         return nowhere
 
     def on_handoff(self, shard: str) -> bool:
         """Give up the move of a shard that still runs. False if the shard leaves already."""
-        one = self._moves[shard]
-        if one.phase is not OutgoingPhase.PREPARING:
+        outgoing = self._moves[shard]
+        if outgoing.phase is not OutgoingPhase.PREPARING:
             return False
-        self._give_up(one, OutgoingTrigger.HAND_OFF)
+        self._give_up(outgoing, OutgoingTrigger.HAND_OFF)
         return True
 
     def on_superseded(self, shard: str) -> None:
         """Give up the move of a shard that has a newer home, if it was not handed over."""
-        one = self._moves.get(shard)
-        if one is not None and one.phase is not OutgoingPhase.FORWARDING:
-            self._give_up(one, OutgoingTrigger.SUPERSEDED)
+        outgoing = self._moves.get(shard)
+        if outgoing is not None and outgoing.phase is not OutgoingPhase.FORWARDING:
+            self._give_up(outgoing, OutgoingTrigger.SUPERSEDED)
 
-    def _give_up(self, one: OutgoingMove, trigger: OutgoingTrigger) -> None:
-        one.advance(trigger)
-        self._forget(one.move.old.shard)
-        self._out.append(ev.Send(one.move.new.node, msg.MoveCancelled((one.move,))))
+    def _give_up(self, outgoing: OutgoingMove, trigger: OutgoingTrigger) -> None:
+        outgoing.advance(trigger)
+        self._forget(outgoing.move.old.shard)
+        self._out.append(ev.Send(outgoing.move.new.node, msg.MoveCancelled((outgoing.move,))))
 
     def on_stopped(
         self,
@@ -319,24 +320,24 @@ class OutgoingMoves:
     ) -> bool:
         """Hand over a shard whose entities have stopped; `left` are their unhandled messages, and
         `carried` their in-memory data. Returns False if the shard stopped for another reason."""
-        one = self._moves.get(shard) or self._draining.pop(shard, None)
-        if one is None or not one.running:
+        outgoing = self._moves.get(shard) or self._draining.pop(shard, None)
+        if outgoing is None or not outgoing.running:
             return False
-        one.running = False
-        if one.phase in (OutgoingPhase.FORWARDING, OutgoingPhase.DONE):
-            self._send_left(one, left)
+        outgoing.running = False
+        if outgoing.phase in (OutgoingPhase.FORWARDING, OutgoingPhase.DONE):
+            self._send_left(outgoing, left)
             return True
-        if one.phase is not OutgoingPhase.STOPPING:
+        if outgoing.phase is not OutgoingPhase.STOPPING:
             self._forget(shard)  # it stopped by itself
-            self._out.append(ev.Send(one.move.new.node, msg.MoveCancelled((one.move,))))
+            self._out.append(ev.Send(outgoing.move.new.node, msg.MoveCancelled((outgoing.move,))))
             return False
-        one.advance(OutgoingTrigger.STOPPED)
-        if one.mode.during == "drop":
+        outgoing.advance(OutgoingTrigger.STOPPED)
+        if outgoing.mode.during == "drop":
             self._reject(shard, left)
             left = ()
-        if carried and one.carries and one.mode.keeps_order:
-            self._carry(one.move, carried)
-        self._hand_over(one, left, now)
+        if carried and outgoing.carries and outgoing.mode.keeps_order:
+            self._carry(outgoing.move, carried)
+        self._hand_over(outgoing, left, now)
         return True
 
     def _carry(self, move: ShardMove, carried: tuple[CarriedEntity, ...]) -> None:
@@ -351,29 +352,31 @@ class OutgoingMoves:
             size += entity.size
         self._out.append(ev.Send(move.new.node, msg.Carry(move, tuple(part))))
 
-    def _hand_over(self, one: OutgoingMove, left: tuple[BufferedMessage, ...], now: float) -> None:
+    def _hand_over(
+        self, outgoing: OutgoingMove, left: tuple[BufferedMessage, ...], now: float
+    ) -> None:
         """Send Switch, and everything that waits behind it."""
-        move = one.move
-        self._moved[move.old.shard] = one
+        move = outgoing.move
+        self._moved[move.old.shard] = outgoing
         self._out.append(ev.Send(move.new.node, msg.Switch((move,))))
         self._routing.hand_over(move.new, left, now)
-        if not one.mode.keeps_order:
-            self._routing.note_unordered(move, one.text)
+        if not outgoing.mode.keeps_order:
+            self._routing.note_unordered(move, outgoing.text)
         self._timers.set(move.old.shard, now + FORWARD_S)
-        if one.prepared:
-            self._report(one)
+        if outgoing.prepared:
+            self._report(outgoing)
 
-    def _report(self, one: OutgoingMove) -> None:
-        if not one.reported:
-            one.reported = True
-            self.reports[one.move.old.shard] = one.move
+    def _report(self, outgoing: OutgoingMove) -> None:
+        if not outgoing.reported:
+            outgoing.reported = True
+            self.reports[outgoing.move.old.shard] = outgoing.move
 
-    def _send_left(self, one: OutgoingMove, left: tuple[BufferedMessage, ...]) -> None:
+    def _send_left(self, outgoing: OutgoingMove, left: tuple[BufferedMessage, ...]) -> None:
         """Send on, or drop, the entities' leftovers after the shard was handed over."""
-        if one.mode.after == "drop":
-            self._reject(one.move.old.shard, left)
+        if outgoing.mode.after == "drop":
+            self._reject(outgoing.move.old.shard, left)
         elif left:
-            self._out.append(ev.Release(one.move.old.shard, one.move.new.node, left))
+            self._out.append(ev.Release(outgoing.move.old.shard, outgoing.move.new.node, left))
 
     def deliver(self, event: ev.Deliver) -> bool:
         """Forward or drop a message for a shard that leaves. Returns False if it takes the way of
@@ -381,17 +384,18 @@ class OutgoingMoves:
         if self._is_overtaken(event):
             self._reject(event.shard, (event.message,), REJECT_STOPPED)
             return True
-        one = self._moves.get(event.shard)
-        if one is None or one.phase is OutgoingPhase.PREPARING:
+        outgoing = self._moves.get(event.shard)
+        if outgoing is None or outgoing.phase is OutgoingPhase.PREPARING:
             return False
-        if one.phase is OutgoingPhase.STOPPING:
-            drops = one.mode.during == "drop"
+        mode = outgoing.mode
+        if outgoing.phase is OutgoingPhase.STOPPING:
+            drops = mode.during == "drop"
         else:
-            from_new = event.via == one.move.new.node and event.via in one.unacked
-            if from_new and one.mode.after == "forward":
-                self._out.append(ev.Release(event.shard, one.move.new.node, (event.message,)))
+            from_new = event.via == outgoing.move.new.node and event.via in outgoing.unacked
+            if from_new and mode.after == "forward":
+                self._out.append(ev.Release(event.shard, outgoing.move.new.node, (event.message,)))
                 return True  # no circle: the new home may send here until it has acknowledged
-            drops = one.mode.after == "drop" or (one.mode.during == "drop" and not one.prepared)
+            drops = mode.after == "drop" or (mode.during == "drop" and not outgoing.prepared)
         if drops and not event.message.is_marker:
             self._reject(event.shard, (event.message,))
             return True
@@ -410,7 +414,7 @@ class OutgoingMoves:
     def _reject(
         self, shard: str, messages: tuple[BufferedMessage, ...], why: str = REJECT_DROPPED_IN_MOVE
     ) -> None:
-        self._out.extend(ev.Reject(shard, one, why) for one in messages)
+        self._out.extend(ev.Reject(shard, message, why) for message in messages)
 
     # Acknowledgements.
 
@@ -421,9 +425,9 @@ class OutgoingMoves:
             if self._routing.keeps(move.old.shard):
                 return
             self._out.append(ev.Send(move.new.node, msg.MoveAck(sender, (move,))))
-        one = self._moved.get(move.old.shard)
-        if one is not None and one.move == move:
-            self._count(one, sender)
+        outgoing = self._moved.get(move.old.shard)
+        if outgoing is not None and outgoing.move == move:
+            self._count(outgoing, sender)
 
     def on_running(self, shard: str) -> None:
         """Await no acknowledgement of an earlier move: the shard runs here again."""
@@ -439,12 +443,12 @@ class OutgoingMoves:
                 if sender in self._gone:
                     self.on_ack(sender, move)
 
-    def _count(self, one: OutgoingMove, sender: NodeId) -> None:
-        waited = sender in one.unacked
-        one.unacked.pop(sender, None)
-        if waited and not one.unacked and one.phase is OutgoingPhase.FORWARDING:
-            one.advance(OutgoingTrigger.ALL_ACKED)
-            self._forget(one.move.old.shard)
+    def _count(self, outgoing: OutgoingMove, sender: NodeId) -> None:
+        waited = sender in outgoing.unacked
+        outgoing.unacked.pop(sender, None)
+        if waited and not outgoing.unacked and outgoing.phase is OutgoingPhase.FORWARDING:
+            outgoing.advance(OutgoingTrigger.ALL_ACKED)
+            self._forget(outgoing.move.old.shard)
 
     # The end.
 
@@ -468,50 +472,51 @@ class OutgoingMoves:
         self._gone[node] = None
         if len(self._gone) > GONE_MAX:
             del self._gone[next(iter(self._gone))]
-        for shard, one in list(self._moves.items()):
-            if one.move.new.node != node:
-                if node in one.unacked and one.phase is OutgoingPhase.FORWARDING:
-                    self.on_ack(node, one.move)
-                one.unacked.pop(node, None)
+        for shard, outgoing in list(self._moves.items()):
+            if outgoing.move.new.node != node:
+                if node in outgoing.unacked and outgoing.phase is OutgoingPhase.FORWARDING:
+                    self.on_ack(node, outgoing.move)
+                outgoing.unacked.pop(node, None)
                 continue
-            if one.phase is OutgoingPhase.PREPARING:
-                self.refused[shard] = one.move
-            elif one.phase is OutgoingPhase.FORWARDING:
-                self._report(one)
-            one.advance(OutgoingTrigger.TARGET_GONE)
+            if outgoing.phase is OutgoingPhase.PREPARING:
+                self.refused[shard] = outgoing.move
+            elif outgoing.phase is OutgoingPhase.FORWARDING:
+                self._report(outgoing)
+            outgoing.advance(OutgoingTrigger.TARGET_GONE)
             self._moves.pop(shard)
             self._timers.cancel(shard)
 
     def tick(self, now: float) -> None:
         """End overdue moves."""
         for shard in self._timers.due(now):
-            one = self._moves[shard]
-            if one.phase is OutgoingPhase.FORWARDING and not one.reported:
-                again = msg.PrepareMove(one.text, one.senders, (one.move,))
-                self._out.append(ev.Send(one.move.new.node, again))
+            outgoing = self._moves[shard]
+            if outgoing.phase is OutgoingPhase.FORWARDING and not outgoing.reported:
+                again = msg.PrepareMove(outgoing.text, outgoing.senders, (outgoing.move,))
+                self._out.append(ev.Send(outgoing.move.new.node, again))
                 self._timers.set(shard, now + FORWARD_S)
                 continue
-            if one.phase is OutgoingPhase.PREPARING:
-                self.refused[shard] = one.move
-                self._out.append(ev.Send(one.move.new.node, msg.MoveCancelled((one.move,))))
-            elif one.unacked:
-                late = ", ".join(map(str, one.unacked))
+            if outgoing.phase is OutgoingPhase.PREPARING:
+                self.refused[shard] = outgoing.move
+                cancelled = msg.MoveCancelled((outgoing.move,))
+                self._out.append(ev.Send(outgoing.move.new.node, cancelled))
+            elif outgoing.unacked:
+                late = ", ".join(map(str, outgoing.unacked))
                 self._out.append(ev.Note("ack_late", f"shard {shard}: no MoveAck of {late}"))
-            one.advance(OutgoingTrigger.DEADLINE)
+            outgoing.advance(OutgoingTrigger.DEADLINE)
             self._forget(shard)
 
     def forwards(self) -> bool:
         """True if a shard was handed over and not every sender has acknowledged."""
-        return any(one.phase is OutgoingPhase.FORWARDING for one in self._moves.values())
+        return any(outgoing.phase is OutgoingPhase.FORWARDING for outgoing in self._moves.values())
 
     def check(self) -> None:
         """Check that every wait has a deadline; for tests."""
-        for shard, one in self._moves.items():
-            waits = one.phase in (OutgoingPhase.PREPARING, OutgoingPhase.FORWARDING)
+        for shard, outgoing in self._moves.items():
+            waits = outgoing.phase in (OutgoingPhase.PREPARING, OutgoingPhase.FORWARDING)
             assert not waits or shard in self._timers, f"the move of {shard} has no deadline"
 
     def _forget(self, shard: str) -> None:
-        one = self._moves.pop(shard)
+        outgoing = self._moves.pop(shard)
         self._timers.cancel(shard)
-        if one.running and one.phase is OutgoingPhase.DONE:
-            self._draining[shard] = one
+        if outgoing.running and outgoing.phase is OutgoingPhase.DONE:
+            self._draining[shard] = outgoing

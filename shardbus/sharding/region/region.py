@@ -120,9 +120,9 @@ class ShardRegion:
         if self._me is None:
             return ()
         return tuple(
-            Home(shard, self._me, one.fence)
-            for shard, one in self._hosted.items()
-            if one.state is not HostedState.PREPARED
+            Home(shard, self._me, hosted.fence)
+            for shard, hosted in self._hosted.items()
+            if hosted.state is not HostedState.PREPARED
         )
 
     @property
@@ -163,6 +163,11 @@ class ShardRegion:
     def absence_of(self, shard: str) -> tuple[Absence, NodeId | None]:
         """Return why a shard has no home that takes messages, and the home that it had last."""
         return self.routing.absence_of(shard)
+
+    @property
+    def lacks_regions(self) -> bool:
+        """True if messages wait for shards that no region may take."""
+        return self.buffered[0] > 0 and self.routing.requests.lacks_regions
 
     def why_waiting(self, shard: str) -> str:
         """Return why a requested shard has no home, empty if that is not known."""
@@ -348,11 +353,11 @@ class ShardRegion:
                         if not ordered:
                             self.routing.note_unordered(move, mode)
             case msg.AckWanted(moves):
-                wanted = [move for move in moves if move.new.node == sender]
-                for move in wanted:
+                to_sender = [move for move in moves if move.new.node == sender]
+                for move in to_sender:
                     if move.old.node == self._me:  # it counts its own with HomesMoved
                         self._outgoing.on_ack_wanted(move)
-                mine = tuple(move for move in wanted if move.old.node != self._me)
+                mine = tuple(move for move in to_sender if move.old.node != self._me)
                 self._acknowledge(mine)
                 for move in mine:
                     self.routing.on_moved(move, self.epoch, now, ordered=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from shardbus.sharding.messages import NO_REGION
 from shardbus.sharding.region.route import Route
 from shardbus.sharding.timers import Timers
 
@@ -64,6 +65,12 @@ class RequestedHomes:
     def on_home(self, shard: str) -> None:
         """The shard has a home."""
         self._reasons.pop(shard, None)
+
+    @property
+    def lacks_regions(self) -> bool:
+        """True if the coordinator has answered that no region may take a requested shard."""
+        reasons = self._reasons.items()
+        return any(reason == NO_REGION and shard in self.timers for shard, reason in reasons)
 
     def why_waiting(self, shard: str) -> str:
         """Return why the shard has no home: no shard can have one, or the coordinator's last

@@ -194,17 +194,17 @@ class HomeFloor(msgspec.Struct):
         """Accept no fence below this one, and forget why."""
         self.fence, self.handed_off, self.dead, self.leaving = fence, None, None, None
 
-    def leave(self, home: Home, *, known: bool) -> None:
-        """Raise the floor above a home that the shard leaves. `known`: messages went there until
+    def leave(self, home: Home, *, in_use: bool) -> None:
+        """Raise the floor above a home that the shard leaves. `in_use`: messages went there until
         now, so none waits that is older than the next."""
         self.set(home.fence + 1)
-        self.leaving = home if known else None
+        self.leaving = home if in_use else None
 
-    def on_begin_handoff(self, home: Home, epoch: int, *, known: bool) -> bool:
+    def on_begin_handoff(self, home: Home, epoch: int, *, in_use: bool) -> bool:
         """Raise the floor: the shard is about to leave this home. Returns False if the home is an
         earlier one."""
         if home.fence >= self.fence:
-            self.leave(home, known=known)
+            self.leave(home, in_use=in_use)
             self.handed_off = (home.fence, epoch)
         elif self.handed_off is not None and self.handed_off[0] == home.fence:
             self.handed_off = (home.fence, max(epoch, self.handed_off[1]))
@@ -302,8 +302,8 @@ class Route(msgspec.Struct):
 
     def accepts(self, home: Home, epoch: int) -> bool:
         """True if this home is at least as new as the known one."""
-        known = self.next_home or self.home
-        if known is not None and known.fence == home.fence and known.node != home.node:
+        newest = self.next_home or self.home
+        if newest is not None and newest.fence == home.fence and newest.node != home.node:
             return False
         return self.floor.accepts(home, epoch)
 

@@ -271,7 +271,7 @@ class Routing:
     def begin_handoff(self, home: Home, epoch: int, now: float) -> None:
         """Buffer messages for the shard, which leaves this home; acknowledge after the Flush."""
         route = self._route(home.shard)
-        if not route.floor.on_begin_handoff(home, epoch, known=route.state is RouteState.KNOWN):
+        if not route.floor.on_begin_handoff(home, epoch, in_use=route.state is RouteState.KNOWN):
             self.acks[home.shard] = home
             return
         next_home = route.next_home
@@ -376,7 +376,7 @@ class Routing:
         if route.next_home is not None and route.next_home.node == self._me:
             route.next_home = None
         if route.floor.fence <= fence and self._me is not None:
-            route.floor.leave(Home(shard, self._me, fence), known=route.is_at(self._me))
+            route.floor.leave(Home(shard, self._me, fence), in_use=route.is_at(self._me))
         if route.is_at(self._me):
             self._close(route)
         self.requests.expect(route, now)

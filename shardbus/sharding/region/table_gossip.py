@@ -103,8 +103,8 @@ class TableGossip:
         if theirs < mine and self.state is not None:
             self._out.append(ev.Send(sender, self.state))
         elif theirs > mine:
-            asked, until = self._requested
-            if theirs > asked or now >= until:
+            requested, until = self._requested
+            if theirs > requested or now >= until:
                 self._requested = (theirs, now + REQUEST_S)
                 self._out.append(ev.Send(sender, TableStatus(*mine)))
         elif status.wants_answer:

@@ -43,12 +43,12 @@ class Watchers:
             if self._table_gossip.state is not None:
                 shards = tuple(dict.fromkeys((*shards, *self._routing.known_shards())))
         epoch, home_of = self._registration.epoch, self._routing.home_of
-        known = {shard: home for shard in shards if (home := home_of(shard)) is not None}
-        if known:
-            self._out.append(ev.Send(sender, msg.ShardHomes(epoch, tuple(known.values()))))
+        homes = {shard: home for shard in shards if (home := home_of(shard)) is not None}
+        if homes:
+            self._out.append(ev.Send(sender, msg.ShardHomes(epoch, tuple(homes.values()))))
         unknown: dict[str, list[str]] = {}
         for shard in shards:
-            if shard not in known:
+            if shard not in homes:
                 why = self._routing.requests.why_waiting(shard) or ASKED
                 unknown.setdefault(why, []).append(shard)
                 self._routing.watch(shard, now)

@@ -132,8 +132,8 @@ class Checks:
             return
         self._last[process.id] = gossip
         self._audit(process)
-        told = before.seen if before is not None and before.clock is gossip.clock else frozenset()
-        self._seen(process, gossip, gossip.seen - told)
+        seen = before.seen if before is not None and before.clock is gossip.clock else frozenset()
+        self._seen(process, gossip, gossip.seen - seen)
         if before is not None and before.clock is gossip.clock:
             return
         self._changes += 1
@@ -208,12 +208,12 @@ class Checks:
         others = decision.outcome is DowningOutcome.DOWN_OTHERS
         if not others or set(decision.down) <= set(split.gone) or settings.unsafe_auto_down_after:
             return
-        wanted = settings.stable_after + (settings.down_removal_margin if split.cut else 0.0)
+        needed = settings.stable_after + (settings.down_removal_margin if split.cut else 0.0)
         calm, bad = self._calm_since[process.id], self._bad_since[process.id]
         for node in decision.down:
             waited = process.clock(self.world.now) - min(calm, bad.get(node, calm))
-            if waited < wanted - 1e-6:
-                late = f"{waited:.1f} s of {wanted:g} s"
+            if waited < needed - 1e-6:
+                late = f"{waited:.1f} s of {needed:g} s"
                 raise Violation("calm", f"{process.id} downs {node} after {late}")
 
     def _audit(self, process: Process) -> None:
@@ -271,12 +271,12 @@ class Checks:
     def _rows(self, process: Process, gossip: Gossip) -> None:
         for observer, row in gossip.reachability.rows.items():
             source = self.world.by_id[observer].machine.gossip
-            own = source.reachability.rows.get(observer, ObserverRow(0, {}))
-            if observer not in source.members or row.version < own.version:
+            original = source.reachability.rows.get(observer, ObserverRow(0, {}))
+            if observer not in source.members or row.version < original.version:
                 continue
             flags = {s: f for s, f in row.flags.items() if s not in source.tombstones}
-            said = {s: f for s, f in own.flags.items() if s not in gossip.tombstones}
-            if row.version > own.version or flags != said:
+            said = {s: f for s, f in original.flags.items() if s not in gossip.tombstones}
+            if row.version > original.version or flags != said:
                 raise Violation("rows", f"{process.id} has words of {observer} that it never said")
             self._dead(observer, row)
 

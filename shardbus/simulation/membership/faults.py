@@ -229,8 +229,8 @@ class Faults:
                 if self.options.discovery:
                     self.world.discover(again)
                     return
-                known = [Address.parse(seed).host for seed in by]
-                seeds = dict.fromkeys((*known, *SEEDS)) if self.options.claims else known
+                hosts = [Address.parse(seed).host for seed in by]
+                seeds = dict.fromkeys((*hosts, *SEEDS)) if self.options.claims else hosts
                 founder = SEEDS[0] if self.options.claims else ""
                 self.world.enter(again, *seeds, founds=False, founder=founder)
 

@@ -106,8 +106,8 @@ class Options:
     @property
     def excused(self) -> frozenset[str]:
         """The names of the nodes that have a trouble; both ends of a pair."""
-        names = [name for one in self.troubles for name in (one.culprit, *one.others) if one.pair]
-        return frozenset((*names, *(one.culprit for one in self.troubles)))
+        names = [name for t in self.troubles for name in (t.culprit, *t.others) if t.pair]
+        return frozenset((*names, *(t.culprit for t in self.troubles)))
 
     @property
     def gentle(self) -> bool:

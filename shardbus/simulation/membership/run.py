@@ -169,9 +169,9 @@ def stop_all(world: World, options: Options, run: Callable[[float], None]) -> No
     world.network.loss, world.stops_within_s = options.loss, STOPS_WITHIN
     world.trace.mark(world.now, up[0].name, "stops the whole cluster")
     world.deliver(up[0], ev.PrepareForShutdown())
-    told = world.now
+    began = world.now
     while waiting := [p for p in cluster if p.running]:
-        if world.now - told > STOPPED_WITHIN:
+        if world.now - began > STOPPED_WITHIN:
             raise Violation("stop", f"{waiting[0].id} still runs after {STOPPED_WITHIN:g} s")
         run(CHECK_EVERY_S)
     downed = [p for p in cluster if p.stopped != "left"]
@@ -252,7 +252,7 @@ def _differs(process: Process, running: list[NodeId], status: Status) -> str:
     few nodes have joined for Up, some may have become WeaklyUp while they were apart."""
     seen = [(m.node, m.status) for m in process.machine.view.members]
     if status is Status.JOINING:
-        seen = [(node, status if own is Status.WEAKLY_UP else own) for node, own in seen]
+        seen = [(node, status if shown is Status.WEAKLY_UP else shown) for node, shown in seen]
     if seen != [(node, status) for node in running]:
         missing = [str(node) for node in running if (node, status) not in seen]
         extra = [f"{node} {status.value}" for node, status in seen if node not in running]

@@ -140,8 +140,8 @@ class NodeTrouble:
         others = "the others" if len(self.others) > 3 else ", ".join(self.others)
         channels = f" on {', '.join(self.channels)}" if self.channels else ""
         default = {"factor": 1.0, "restarts": 0, "flaps_s": 0.0, "rejecting": False}
-        own = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name in default]
-        more = "".join(f", {name} {value:g}" for name, value in own if value != default[name])
+        options = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name in default]
+        more = "".join(f", {name} {value:g}" for name, value in options if value != default[name])
         return f"{self.culprit} {self.kind} ({others}{channels}{more})"
 
 
@@ -160,8 +160,8 @@ def draw_troubles(
     if not most:
         return ()
     if most > 1 and dice.random() < PAIR:
-        one, other = dice.sample(able, 2)
-        return (_draw(dice, one, (other,), seconds, *WALLS, *ACCUSATIONS),)
+        first, other = dice.sample(able, 2)
+        return (_draw(dice, first, (other,), seconds, *WALLS, *ACCUSATIONS),)
     if most > 1 and names[0] in able and dice.random() < LOST_STORE:
         first, other = names[0], dice.choice(names[1:])
         return (
@@ -170,14 +170,14 @@ def draw_troubles(
         )
     culprits = dice.sample(able, dice.choice((1, 1, most, dice.randint(1, most))))
     healthy = [name for name in names if name not in culprits]
-    found = []
+    troubles = []
     for culprit in culprits:
         its = [
             _draw(dice, culprit, _others(dice, culprit, culprits, healthy), seconds)
             for _ in range(2 if dice.random() < SECOND else 1)
         ]
-        found += [_heard(trouble, its) for trouble in its]
-    return tuple(found)
+        troubles += [_heard(trouble, its) for trouble in its]
+    return tuple(troubles)
 
 
 def _heard(trouble: NodeTrouble, its: Sequence[NodeTrouble]) -> NodeTrouble:
@@ -208,7 +208,7 @@ def _draw(
 ) -> NodeTrouble:
     """Draw a trouble of one of these kinds; without any, of any kind."""
     possible = kinds or tuple(KINDS)
-    kind = dice.choices(possible, [KINDS[one] for one in possible])[0]
+    kind = dice.choices(possible, [KINDS[k] for k in possible])[0]
     begins = round(dice.uniform(JOINED_S, max(JOINED_S, 0.5 * seconds)), 3)
     rest = max(1.0, seconds - begins)
     lasts = rest if dice.random() < LASTS else round(dice.uniform(0.5, rest), 3)

@@ -157,8 +157,8 @@ class World(Timeline):
             beats[process.name] = self.now
             alive = [name for name, at in beats.items() if self.now - at < settings.founding_claim]
             if not process.member:
-                found = ev.ContactsFound(tuple(address_of(name) for name in sorted(alive)))
-                self.later(self.leases.delay(), lambda: self.deliver(process, found))
+                event = ev.ContactsFound(tuple(address_of(name) for name in sorted(alive)))
+                self.later(self.leases.delay(), lambda: self.deliver(process, event))
         self.later(settings.discovery_interval, lambda: self._look(process))
 
     def leave(self, process: Process) -> None:

@@ -189,9 +189,9 @@ class SimApplication:
         }
         modes = {PLAIN: MODES[mode], KEPT: MODES[other], REMEMBERED: MODES[other]}
         if load.instances:
-            own = type("Spread", (plain,), {})
+            cls = type("Spread", (plain,), {})
             spread = entity(SPREAD, instances=load.instances, router="random", handoff="buffer")
-            classes[SPREAD] = spread(own)  # direct moves do not keep instances apart
+            classes[SPREAD] = spread(cls)  # direct moves do not keep instances apart
             modes[SPREAD] = MODES["buffer"]
         if load.deliveries:
             check = partial(getattr, self, "effects")
@@ -206,9 +206,9 @@ class SimApplication:
             classes[ON_ROLE] = entity(ON_ROLE, role=ROLE, handoff=mode)(of_role)
             modes[ON_ROLE] = MODES[mode]
         if self.reminders is not None:
-            for name, own in reminders.reminding_classes(self, self.reminders).items():
+            for name, cls in reminders.reminding_classes(self, self.reminders).items():
                 chosen = mode if name == reminders.REMINDED else other
-                classes[name] = entity(name, handoff=chosen, reminders=True)(own)
+                classes[name] = entity(name, handoff=chosen, reminders=True)(cls)
                 modes[name] = MODES[chosen]
         for number in range(load.types):
             entity(f"type{number}")(type(f"Type{number}", (plain,), {}))
@@ -320,13 +320,13 @@ class SimSender:
         return home.node.members.is_up and not home.process.leaving
 
     async def _send(self, kind: str, entity_id: str, ref: Any, asks: float, handler: str) -> None:
-        asked = self._dice.random() < asks
-        message = self._checker.send(self.name, self._home, kind, entity_id, asked)
+        is_ask = self._dice.random() < asks
+        message = self._checker.send(self.name, self._home, kind, entity_id, is_ask)
         call = getattr(ref, handler)
-        if asked:
+        if is_ask:
             self._application.on_ask(message, self._home)
         try:
-            if asked:
+            if is_ask:
                 answer = call(self.name, message.seq)
                 answer.add_done_callback(lambda done: self._on_reply(message, kind, done))
                 if self._application.awaits:

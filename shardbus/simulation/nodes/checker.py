@@ -150,12 +150,12 @@ class DeliveryChecker:
     # ---- senders
 
     def send(
-        self, sender: str, by: SimProcess, entity_type: str, entity_id: str, asked: bool
+        self, sender: str, by: SimProcess, entity_type: str, entity_id: str, is_ask: bool
     ) -> SentMessage:
         """Record the next message of that line."""
         line = (sender, entity_type, entity_id)
         seq = self._seqs[line] = self._seqs.get(line, 0) + 1
-        message = SentMessage(line, seq, by, self.world.now, asked)
+        message = SentMessage(line, seq, by, self.world.now, is_ask)
         self._open[line, seq] = message
         self.sent += 1
         return message
@@ -345,13 +345,13 @@ class DeliveryChecker:
         or if a process ended without order: reports end with their session. So the node that had
         forwarded a tell counts it if the sender has left by then, or has parted with that node,
         which leaves."""
-        if any(one.ended_badly for one in self._processes()):
+        if any(p.ended_badly for p in self._processes()):
             return ""
         dropped = Counter(message.by for message in self._unaccounted() if not message.asked)
         dropped += self._failed_tells
-        spare = {one: max(0, one.refused_tells - dropped[one]) for one in self._processes()}
+        spare = {p: max(0, p.refused_tells - dropped[p]) for p in self._processes()}
         by_all = sum(spare.values())
-        by_left = sum(number for one, number in spare.items() if one.ended_at is not None)
+        by_left = sum(number for p, number in spare.items() if p.ended_at is not None)
         for process, tells in dropped.items():
             missing = tells - process.refused_tells
             if missing <= 0:
@@ -359,8 +359,8 @@ class DeliveryChecker:
             by_all -= missing
             by_left -= missing if process.ended_at is None else 0
             if (by_left if process.ended_at is None else by_all) < 0:
-                told = process.refused_tells
-                return f"{process.name}: {tells} tells are lost, {told} reported"
+                reported = process.refused_tells
+                return f"{process.name}: {tells} tells are lost, {reported} reported"
         return ""
 
     def _processes(self) -> Iterator[SimProcess]:
@@ -385,8 +385,8 @@ class DeliveryChecker:
     def counts(self) -> dict[str, int]:
         """Return the counts of the run. `letters` is the sum of those that follow, up to the
         activations."""
-        told = [one for one in self._open.values() if not one.handled and one.outcome]
-        silent = [one for one in self._open.values() if not one.handled and not one.outcome]
+        ended = [m for m in self._open.values() if not m.handled and m.outcome]
+        silent = [m for m in self._open.values() if not m.handled and not m.outcome]
         there = self._unaccounted()
         excused = sum(self._excused(message) for message in there)
         notes = (sim_node.node.records.notes for sim_node in self.world.all_nodes())
@@ -394,7 +394,7 @@ class DeliveryChecker:
             "letters": self.sent,
             "handled": self.handled,
             "refused": self.refused,
-            "unsure": len(told),
+            "unsure": len(ended),
             "lost_with_their_sender": len(silent) - len(there),
             "lost_with_another": excused,
             "counted_as_dropped": len(there) - excused,
@@ -405,8 +405,8 @@ class DeliveryChecker:
 
     def pending(self) -> int:
         """Return the number of messages whose sender waits."""
-        waits = (one for one in self._open.values() if one.asked and not one.outcome)
-        return sum(one.by.ended_at is None for one in waits)
+        waits = (m for m in self._open.values() if m.asked and not m.outcome)
+        return sum(m.by.ended_at is None for m in waits)
 
     def missing_remembered(self) -> str:
         """Return a remembered entity that does not run. Empty if there is none."""
@@ -437,7 +437,7 @@ def waiting(sim_node: SimNode, marks: dict[Session, int] | None = None) -> str:
         shards = kind.host.shards.values()
         cells = [
             *kind.host.active.values(),
-            *(c for one in shards for c in one.activations.values()),
+            *(c for shard in shards for c in shard.activations.values()),
         ]
         if busy := [
             activation.key for activation in cells if activation.busy or activation.mailbox

@@ -141,7 +141,7 @@ class StoredHistory:
 
     def least(self, fence: int) -> int:
         """Return the number of the last event that an activation under this fence must have."""
-        return max((n for n, own in enumerate(self.fences, 1) if own <= fence), default=0)
+        return max((n for n, stored in enumerate(self.fences, 1) if stored <= fence), default=0)
 
 
 class EventChecker:

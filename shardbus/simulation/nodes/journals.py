@@ -38,17 +38,17 @@ class SimJournals:
 
     async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
         batch = list(appends)
-        check = self._order([(one.kind, one.name) for one in batch])
+        check = self._order([(call.kind, call.name) for call in batch])
 
         async def append() -> list[StoreError | None]:
             check()
             before = [
-                await self._journals.read(one.kind, one.shard, one.name, 0, 0) for one in batch
+                await self._journals.read(call.kind, call.shard, call.name, 0, 0) for call in batch
             ]
             outcomes = await self._journals.append(batch)
-            for one, page, refused in zip(batch, before, outcomes, strict=True):
-                if refused is None and page.last == one.after:  # else it is a repeat
-                    self._record(APPENDED, one.kind, one.name, one.fence)
+            for call, page, refused in zip(batch, before, outcomes, strict=True):
+                if refused is None and page.last == call.after:  # else it is a repeat
+                    self._record(APPENDED, call.kind, call.name, call.fence)
             return outcomes
 
         return await self._request(append)

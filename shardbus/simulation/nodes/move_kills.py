@@ -89,9 +89,9 @@ class MoveKills:
         self._dice = Random(f"move kills {load.seed}")
         mode = MODES[load.handoff]
         self._direct = mode is not None
-        self._types = [name for name, own in modes.items() if own == mode]
+        self._types = [name for name, handoff in modes.items() if handoff == mode]
         every = targets_of(mode)
-        chosen = [one for one in every if str(one) == load.kill_at] or every
+        chosen = [target for target in every if str(target) == load.kill_at] or every
         self._waiting = [self._dice.choice(chosen) for _ in range(load.move_kills)]
         self._seen: dict[SimNode, dict[SeenMove, None]] = {}
         self._left: dict[tuple[str, str], NodeId] = {}
@@ -228,6 +228,6 @@ class MoveKills:
 
 def _coordinator(sim_node: SimNode, name: str) -> Coordinator | None:
     """Return the ruling coordinator of the type at this node."""
-    found = sim_node.node.singletons[name].coordinator.machine
-    rules = found is not None and found.state is CoordinatorState.RULING
-    return found if rules else None
+    machine = sim_node.node.singletons[name].coordinator.machine
+    rules = machine is not None and machine.state is CoordinatorState.RULING
+    return machine if rules else None

@@ -172,8 +172,8 @@ class NodeOptions:
 
     def lines(self) -> list[str]:
         """Return name and value of each option."""
-        own = [f"{f.name} = {getattr(self, f.name)!r}" for f in fields(self) if f.name != "faults"]
-        return own + self.faults.lines()
+        rows = [f"{f.name} = {getattr(self, f.name)!r}" for f in fields(self) if f.name != "faults"]
+        return rows + self.faults.lines()
 
     def command(self) -> str:
         """Return the command that replays this run."""
@@ -183,11 +183,11 @@ class NodeOptions:
         homes = "" if self.homes == "ask" else f" --homes {self.homes}"
         rows = f" --instances {self.instances}" if self.instances else ""
         kills = f" --kill-at {self.kill_at}" if self.kill_at else ""
-        own = f" --sharding --load {self.density}{forced}{mode}{homes}{rows}{kills}"
-        own += " --deliveries" if self.deliveries else ""
-        own += " --events" if self.events else ""
-        own += f" --failing-handlers {self.failing_handlers:g}" if self.failing_handlers else ""
-        return self.faults.command() + own
+        text = f" --sharding --load {self.density}{forced}{mode}{homes}{rows}{kills}"
+        text += " --deliveries" if self.deliveries else ""
+        text += " --events" if self.events else ""
+        text += f" --failing-handlers {self.failing_handlers:g}" if self.failing_handlers else ""
+        return self.faults.command() + text
 
 
 def draw_node_options(

@@ -93,7 +93,7 @@ class ReminderChecker:
             self._world.later(self.dice.uniform(0.1, 0.9) * seconds, self._jump)
 
     def _jump(self) -> None:
-        nodes = [one for one in self._world.sim_nodes.values() if one.ended_at is None]
+        nodes = [n for n in self._world.sim_nodes.values() if n.ended_at is None]
         if nodes:
             node, offset = self.dice.choice(nodes), self.dice.choice(JUMPS_S)
             node.loop.clock.wall_offset = WALL_OFFSET_S + offset

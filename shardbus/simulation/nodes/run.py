@@ -309,9 +309,9 @@ class NodeRun:
             return f"{name}: {moving[0]} is not complete"
         table = {s: (str(h.node), h.fence) for s, h in coordinator.table.homes.items()}
         hosted = {
-            shard: (str(r.process.id), one.fence)
+            shard: (str(r.process.id), running.fence)
             for r in working
-            for shard, one in r.node.regions[name].host.shards.items()
+            for shard, running in r.node.regions[name].host.shards.items()
         }
         if table != hosted:
             return f"{name}: the table has {table}, hosted are {hosted}"
@@ -366,10 +366,10 @@ class NodeRun:
 
     def _rows_differ(self, ruler: Coordinator, working: list[SimNode]) -> str:
         """Return which shard has other instances than its type needs on this many nodes."""
-        wanted = min(self.load.instances, len(working))
+        count = min(self.load.instances, len(working))
         for shard, rows in rows_of(ruler).items():
-            if sorted(rows) != list(range(1, wanted + 1)):
-                return f"shard {shard} has the instances {sorted(rows)}, not {wanted}"
+            if sorted(rows) != list(range(1, count + 1)):
+                return f"shard {shard} has the instances {sorted(rows)}, not {count}"
         return ""
 
     def _gossip_differs(self, name: str, ruler: Coordinator, working: list[SimNode]) -> str:
@@ -416,35 +416,35 @@ class NodeRun:
 
 def rows_of(coordinator: Coordinator) -> dict[str, dict[int, Home]]:
     """Return the homes of the instances of each shard, by their numbers."""
-    found: dict[str, dict[int, Home]] = {}
+    by_shard: dict[str, dict[int, Home]] = {}
     for row, home in coordinator.table.homes.items():
         shard, instance = split_row(row)
-        found.setdefault(shard, {})[instance] = home
-    return found
+        by_shard.setdefault(shard, {})[instance] = home
+    return by_shard
 
 
 def has_coordinator(node: Node, name: str) -> bool:
     """True if a ruling coordinator of the type is at this node."""
-    found = node.singletons[name].coordinator.machine
-    return found is not None and found.state is CoordinatorState.RULING
+    machine = node.singletons[name].coordinator.machine
+    return machine is not None and machine.state is CoordinatorState.RULING
 
 
 class LoggedExceptions(logging.Handler):
     """Collects exceptions that the code under test logged after catching them."""
 
-    def __init__(self, found: list[str]) -> None:
+    def __init__(self, lines: list[str]) -> None:
         super().__init__(logging.ERROR)
-        self._found = found
+        self._lines = lines
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.exc_info:
-            self._found.append(describe(record))
+            self._lines.append(describe(record))
 
 
 @contextmanager
-def errors_logged(found: list[str]) -> Iterator[None]:
+def errors_logged(lines: list[str]) -> Iterator[None]:
     """Collect logged exceptions, and let nothing else be logged."""
-    logger, handler = logging.getLogger("shardbus"), LoggedExceptions(found)
+    logger, handler = logging.getLogger("shardbus"), LoggedExceptions(lines)
     level, propagate = logger.level, logger.propagate
     logger.setLevel(logging.ERROR)
     logger.addHandler(handler)

@@ -109,5 +109,5 @@ class Splits:
 
 def links_between(sides: Sequence[Sequence[str]]) -> list[Wall]:
     """Return a wall for each pair of processes on different sides."""
-    pairs = ((a, b) for one, other in combinations(sides, 2) for a in one for b in other)
+    pairs = ((a, b) for side, other in combinations(sides, 2) for a in side for b in other)
     return [CutLink(frozenset(pair)) for pair in pairs]

@@ -329,12 +329,12 @@ class SimStore:
         batch, number = list(saves), next(self._numbers)
 
         async def save() -> list[StoreError | None]:
-            self._pass([(one.entity_type, one.entity_id) for one in batch], number)
+            self._pass([(row.entity_type, row.entity_id) for row in batch], number)
             results = await self._store.save_states(batch)
-            for one, refused in zip(batch, results, strict=True):
-                if refused is None and one.op_id not in self._server.saves:
-                    self._server.saves[one.op_id] = None
-                    self._server.record_access("saved", one.entity_type, one.entity_id, one.fence)
+            for row, refused in zip(batch, results, strict=True):
+                if refused is None and row.op_id not in self._server.saves:
+                    self._server.saves[row.op_id] = None
+                    self._server.record_access("saved", row.entity_type, row.entity_id, row.fence)
             return results
 
         return await self._ask(save)

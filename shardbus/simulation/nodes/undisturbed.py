@@ -53,7 +53,7 @@ class Undisturbed:
     ) -> None:
         self._world, self._fairness = world, fairness
         self._asks: deque[WatchedAsk] = deque()
-        self._homes_come = {one.kind for one in troubles} <= {"no-store", "restarts"}
+        self._homes_come = {trouble.kind for trouble in troubles} <= {"no-store", "restarts"}
         self._homeless: dict[tuple[SimNode, str, str], tuple[float, float]] = {}
         """By healthy sender, type and shard: when it first and last sent an ask there, while it had
         no home for it."""

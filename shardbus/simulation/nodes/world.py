@@ -205,8 +205,8 @@ class SimNode(SimProcess):
 
     @property
     def refused_tells(self) -> int:
-        own = sum(sum(kind.host.counts.dropped.values()) for kind in self.node.regions.values())
-        return own + sum(self.node.records.refused.counts.values())
+        dropped = sum(sum(kind.host.counts.dropped.values()) for kind in self.node.regions.values())
+        return dropped + sum(self.node.records.refused.counts.values())
 
     def leave(self) -> None:
         """Let the node leave, as SIGTERM does."""
@@ -331,8 +331,8 @@ class NodeWorld(World):
         """Start a node that listens, and joins later by `enter`."""
         if name in self.sim_nodes:
             self.former.append(self.sim_nodes[name])
-        own = NodeSettings(host=name, port=PORT, join="manual", roles=roles)
-        settings = Settings(node=own, cluster=self.settings, sharding=self.sharding)
+        node = NodeSettings(host=name, port=PORT, join="manual", roles=roles)
+        settings = Settings(node=node, cluster=self.settings, sharding=self.sharding)
         sim_node = self.sim_nodes[name] = SimNode(self, name, rate, settings)
         self.hooks.on_start(sim_node)
         return sim_node.process

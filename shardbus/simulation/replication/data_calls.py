@@ -250,8 +250,8 @@ class DataCalls:
         there = Set(value).value if key == SET_KEY else frozenset(_contents(value))
         for number, written in history.items():
             shown = written.shown if self.r in ("majority", "all") else float("inf")
-            known = min(written.acked, shown) < begun
-            if known and written.removing > now and number not in there:
+            is_settled = min(written.acked, shown) < begun
+            if is_settled and written.removing > now and number not in there:
                 self.broken.append(f"{key[2:]}: {number} is not seen at {now:.3f}")
             if written.removed < begun and number in there:
                 self.broken.append(f"{key[2:]}: {number} is back at {now:.3f}")

@@ -439,9 +439,9 @@ class LeaseCalls:
 
     def look(self) -> None:
         """Note that two owners hold the lease."""
-        holders = [one for one, held in self.held.items() if held.until > one.clock]
+        holders = [store for store, held in self.held.items() if held.until > store.clock]
         if len(holders) > 1:
-            self.broken = f"two hold the lease: {[self.held[one] for one in holders]}"
+            self.broken = f"two hold the lease: {[self.held[store] for store in holders]}"
 
     def submit(
         self,
@@ -464,13 +464,13 @@ class LeaseCalls:
 
     def acquire(self, store: SimStoreObject, time: float) -> None:
         def seen(reading: values.Reading) -> None:
-            asked = store.clock
+            began = store.clock
             request = self.dice.getrandbits(40) + 1
             function = functions.acquire(name(store), time, reading, request)
 
             def got(counter: int | None) -> None:
                 if counter is not None:
-                    self.hold(store, Holder(counter, asked + time))
+                    self.hold(store, Holder(counter, began + time))
 
             if function is not None:
                 self.submit(store, proposer.ChangeValue(0, function), got)
@@ -478,11 +478,11 @@ class LeaseCalls:
         self.submit(store, proposer.ReadValue(), seen)
 
     def renew(self, store: SimStoreObject, holder: Holder, time: float) -> None:
-        asked = store.clock
+        began = store.clock
 
         def got(kept: bool) -> None:
             if kept and self.held.get(store) is holder:
-                holder.until = max(holder.until, asked + time)
+                holder.until = max(holder.until, began + time)
             elif not kept:
                 self.held.pop(store, None)
 

@@ -47,12 +47,12 @@ def linearizable(history: Sequence[HistoryEntry], first: Hashable) -> bool:
         TooManyOrders: `SEARCH_MAX` orders were tried.
     """
     entries = sorted(history, key=lambda entry: entry.begun)
-    wanted = sum(1 << at for at, entry in enumerate(entries) if entry.must)
+    required = sum(1 << at for at, entry in enumerate(entries) if entry.must)
     seen: set[tuple[int, Hashable, float]] = set()
     stack: list[tuple[int, Hashable, float]] = [(0, first, -1.0)]
     while stack:
         ordered, state, last = stack.pop()
-        missing = wanted & ~ordered
+        missing = required & ~ordered
         if not missing:
             return True
         bound = min(entries[at].ended for at in _bits(missing))

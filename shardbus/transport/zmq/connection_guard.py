@@ -344,10 +344,10 @@ class ConnectionGuard:
             self._log("a peer", "no_descriptor")
 
     def _next(self) -> list[int]:
-        known = len(self._connections)
-        if known <= CHECKED_MAX:
+        total = len(self._connections)
+        if total <= CHECKED_MAX:
             return list(self._connections)
-        at = self._turn = self._turn % known
+        at = self._turn = self._turn % total
         self._turn += CHECKED_MAX
         return list(islice(self._connections, at, at + CHECKED_MAX))
 
@@ -391,7 +391,7 @@ def borrowed(fd: int) -> Iterator[net.socket]:
         OSError: it is closed, or not a socket any more.
     """
     try:
-        own = os.dup(fd)
+        copy = os.dup(fd)
     except OSError:  # perhaps none are left: then ending connections matters most
         lent = net.socket(fileno=fd)
         try:
@@ -399,7 +399,7 @@ def borrowed(fd: int) -> Iterator[net.socket]:
         finally:
             lent.detach()
         return
-    with net.socket(fileno=own) as lent:
+    with net.socket(fileno=copy) as lent:
         yield lent
 
 

@@ -141,16 +141,16 @@ class Keyring:
         identities = self.identities
         if identities is None:
             return self._users.get(public)
-        known = identities.get(public)
-        if known is None or not known.may_connect_from(address):
+        identity = identities.get(public)
+        if identity is None or not identity.may_connect_from(address):
             return None
-        return None if nodes_only and known.role is not Role.NODE else known.name
+        return None if nodes_only and identity.role is not Role.NODE else identity.name
 
     def authorize(self, hello: Hello, user: str | None) -> Permissions | str:
         """Return the permissions of a session, or why it is refused."""
         if self.identities is None:
             return authorize(hello, user)
-        return authorize_by({one.name: one for one in self.identities.values()}, hello, user)
+        return authorize_by({peer.name: peer for peer in self.identities.values()}, hello, user)
 
     @property
     def state(self) -> tuple[object, ...]:
@@ -175,14 +175,14 @@ class Keyring:
             ConfigError: the file cannot be used. The keys stay as they were.
         """
         stamp, before = self._stamp_now(), self.state
-        own = read_key(Path(self._key)) if self._key else None
+        key_file = read_key(Path(self._key)) if self._key else None
         identities = read_allowed(Path(self._allowed)) if self._allowed else None
         keys = tuple(map(derive, read_secrets(self.path))) if self._has_secret else ()
-        users = {one.node.public: f"secret {one.fingerprint}" for one in keys}
-        if own is not None:
-            pair = KeyPair.of(own.secret)
-            servers = tuple(KeyPair(server, b"") for server in own.servers)
-            keys = tuple(ClusterKeys(one.server, pair) for one in keys) or tuple(
+        users = {key.node.public: f"secret {key.fingerprint}" for key in keys}
+        if key_file is not None:
+            pair = KeyPair.of(key_file.secret)
+            servers = tuple(KeyPair(server, b"") for server in key_file.servers)
+            keys = tuple(ClusterKeys(key.server, pair) for key in keys) or tuple(
                 ClusterKeys(server, pair) for server in servers
             )
         if not keys:

@@ -395,8 +395,8 @@ class PubSubSockets:
         self._report_lost(publisher)
 
         def again() -> None:
-            known = self._publishers.get(publisher.place) is publisher
-            if self._context is not None and known and publisher.endpoint is None:
+            is_current = self._publishers.get(publisher.place) is publisher
+            if self._context is not None and is_current and publisher.endpoint is None:
                 self._connect(publisher)
 
         self._loop.call_later(pause, again)

@@ -124,8 +124,8 @@ class Reader:
         return taken
 
     def _watch(self) -> None:
-        found = self._watchdog is not None and not self._scheduled and self._drain()
-        if found and self._on_missed is not None:
+        missed = self._watchdog is not None and not self._scheduled and self._drain()
+        if missed and self._on_missed is not None:
             self._on_missed()
         if not self._closed:
             self._watchdog = self._loop.call_later(WATCHDOG_S, self._watch)

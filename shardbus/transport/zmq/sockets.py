@@ -71,9 +71,9 @@ def require_libzmq(version: tuple[int, int, int]) -> None:
         ConfigError: it is older than `LIBZMQ_MIN`.
     """
     if version < LIBZMQ_MIN:
-        has, wanted = (".".join(map(str, v)) for v in (version, LIBZMQ_MIN))
+        has, needed = (".".join(map(str, v)) for v in (version, LIBZMQ_MIN))
         raise ConfigError(
-            f"libzmq {has} is too old: {wanted} is needed", hint="pip install -U pyzmq"
+            f"libzmq {has} is too old: {needed} is needed", hint="pip install -U pyzmq"
         )
 
 

@@ -131,51 +131,6 @@ def test_a_thread_waits_while_the_queue_is_full(queue: Queue) -> None:
     assert queue.sender.sent == ["first", *(f"{n}" for n in range(fit)), "late", "last"]
 
 
-def test_tell_nowait_raises_while_the_loop_waits_for_room(queue: Queue) -> None:
-    room = queue.hold()
-    queue.sender.enough = (1, threading.Event())
-    queue.tell("first")
-    assert queue.sender.enough[1].wait(PATIENCE_S)
-
-    async def turn() -> None:
-        pass
-
-    asyncio.run_coroutine_threadsafe(turn(), queue.loop).result(PATIENCE_S)
-    with pytest.raises(BufferFull):
-        queue.bridge.tell_nowait((queue.sender, KEY, "no", b""))  # type: ignore[arg-type]
-    queue.free(room)
-    assert queue.ask("yes") == "yes"
-    queue.bridge.tell_nowait((queue.sender, KEY, "now", b""))  # type: ignore[arg-type]
-    assert queue.ask("end") == "end"
-    assert queue.sender.sent == ["first", "yes", "now", "end"]
-
-
-def test_tell_nowait_is_taken_once_there_is_room_again(queue: Queue) -> None:
-    room = queue.hold()
-    queue.sender.enough = (1, threading.Event())
-    queue.tell("first")
-    assert queue.sender.enough[1].wait(PATIENCE_S)
-    queue.free(room)
-
-    async def turn() -> None:
-        pass
-
-    asyncio.run_coroutine_threadsafe(turn(), queue.loop).result(PATIENCE_S)
-    queue.bridge.tell_nowait((queue.sender, KEY, "now", b""))  # type: ignore[arg-type]
-    assert queue.ask("end") == "end"
-    assert queue.sender.sent == ["first", "now", "end"]
-
-
-def test_a_tell_without_a_home_is_retried_and_keeps_its_place(queue: Queue) -> None:
-    queue.sender.refusals = [BufferFull("no home")]
-    queue.bridge._timeout = 1000.0
-    queue.tell("a")
-    queue.tell("b")
-    queue.loop.call_soon_threadsafe(queue.sender.refusals.clear)
-    assert queue.ask("c") == "c"
-    assert queue.sender.sent == ["a", "b", "c"]
-
-
 @virtual
 async def test_a_tell_that_is_tried_again_keeps_the_context_of_its_thread() -> None:
     class Tracer:

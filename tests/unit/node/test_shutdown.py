@@ -28,7 +28,7 @@ class Region:
         self._node, self.table = node, self
         self.settings = SimpleNamespace(handoff_timeout=HANDOFF_S)
         self.host = SimpleNamespace(shards={"1": None})
-        self.router = SimpleNamespace(region=SimpleNamespace(buffered=[0]))
+        self.router = SimpleNamespace(region=SimpleNamespace(buffered=[0], lacks_regions=False))
         loop = asyncio.get_running_loop()
         self.drained: asyncio.Future[None] = loop.create_future()
         self.stopped_here: asyncio.Future[None] = loop.create_future()
@@ -188,6 +188,25 @@ async def test_messages_without_a_home_keep_the_node_for_one_move_at_most() -> N
     node = Leaving()
     node.region.router.region.buffered[0] = 1
     assert await node.leaving() == (True, about(HANDOFF_S + PART_FIRST_S))
+
+
+@virtual
+async def test_messages_keep_the_node_for_a_moment_while_no_region_may_take_shards() -> None:
+    """As if all nodes leave at a time: each of them would wait for a home at the others."""
+    node = Leaving()
+    region = node.region.router.region
+    region.buffered[0], region.lacks_regions = 1, True
+    assert await node.leaving() == (True, about(PART_S + PART_FIRST_S))
+
+
+@virtual
+async def test_a_region_that_comes_meanwhile_takes_the_messages() -> None:
+    node = Leaving()
+    region = node.region.router.region
+    region.buffered[0], region.lacks_regions = 1, True
+    node.loop.call_later(4.0, setattr, region, "lacks_regions", False)
+    node.loop.call_later(20.0, region.buffered.__setitem__, 0, 0)
+    assert await node.leaving() == (True, about(20.0))
 
 
 @virtual

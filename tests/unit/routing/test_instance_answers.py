@@ -1,20 +1,15 @@
-"""The first answer of two instances: a reply, or a rejection, which is an answer, too; and the
-answers of all instances. An ask that has an outcome leaves nothing open."""
+"""The first answer of two instances: a reply, or a rejection, which is an answer, too."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from itertools import permutations
 from typing import Any
 
 import pytest
 
 from shardbus.errors import BufferFull, MailboxFull, NodeLost, Rejection
-from shardbus.routing.instance_answers import AllAnswers, FirstAnswer
-from tests.virtual_time import virtual
-
-DELAY_S = 60
+from shardbus.routing.instance_answers import FirstAnswer
 
 
 class Asks:
@@ -27,7 +22,7 @@ class Asks:
         self.loop = asyncio.get_running_loop()
         self.open: dict[int, asyncio.Future[Any]] = {}
         self.answer: asyncio.Future[Any] = self.loop.create_future()
-        FirstAnswer(self, self.answer, self.ask, 1, lambda: self.other, DELAY_S)
+        FirstAnswer(self, self.answer, self.ask, 1, lambda: self.other, 3600)
 
     def ask(self, instance: int) -> asyncio.Future[Any]:
         self.open[instance] = self.loop.create_future()
@@ -92,40 +87,3 @@ async def test_without_an_instance_that_may_have_handled_it_the_first_error_is_t
     with pytest.raises(MailboxFull) as failed:
         await asks.answer
     assert failed.value.definite
-
-
-ENDS: dict[str, Callable[[Asks, int], object]] = {
-    "a reply": lambda asks, n: asks.open[n].set_result(7),
-    "a rejection": lambda asks, n: asks.open[n].set_exception(Rejection("sold out")),
-    "the caller": lambda asks, n: asks.answer.cancel(),
-}
-
-
-@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
-@pytest.mark.parametrize("asked", [(1,), (1, 2)], ids=["one ask", "two asks"])
-@virtual
-async def test_an_ask_of_first_with_an_outcome_leaves_nothing_open(
-    asked: tuple[int, ...], end: Callable[[Asks, int], object]
-) -> None:
-    asks = Asks()
-    if len(asked) > 1:
-        await asyncio.sleep(DELAY_S)
-    assert tuple(asks.open) == asked
-    end(asks, asked[-1])
-    await asyncio.wait([asks.answer])
-    await asyncio.sleep(2 * DELAY_S)
-    assert tuple(asks.open) == asked
-    assert all(ask.done() for ask in asks.open.values())
-
-
-async def test_an_ask_of_all_that_its_caller_cancels_leaves_nothing_open() -> None:
-    loop = asyncio.get_running_loop()
-    answer, parts = loop.create_future(), [loop.create_future() for _ in range(3)]
-    answers = AllAnswers(loop, answer)
-    for number, part in enumerate(parts):
-        answers.expect(f"n{number}", part)
-    answers.begin()
-    parts[0].set_result(7)
-    answer.cancel()
-    await asyncio.sleep(0)
-    assert [part.cancelled() for part in parts] == [False, True, True]

@@ -1487,6 +1487,15 @@ def test_S2_34_fewer_members_that_may_host_the_type_are_enough() -> None:
     assert list(driver.writes[-1].homes) == ["1"]
 
 
+def test_while_all_regions_are_proxies_the_reason_is_that_none_may_take_shards() -> None:
+    """As after a hand-over among nodes that all leave: each region has moved its shards away."""
+    driver = CoordinatorDriver(live=(A, B))
+    driver.handle(versions_of(A, B))
+    driver.register(A, B, proxy=True)
+    driver.wait(60)
+    assert driver.ask(A, "1") == [(A, msg.Wait(1, ("1",), msg.NO_REGION))]
+
+
 def test_S2_34_a_proxy_is_no_member_that_may_host() -> None:
     driver = CoordinatorDriver(live=(A, B), cluster_minimum=2)
     driver.handle(versions_of(A, B))

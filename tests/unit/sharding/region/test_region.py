@@ -144,6 +144,17 @@ def test_the_reason_for_a_wait_is_kept_until_the_home_is_known() -> None:
     assert driver.region.why_waiting("1") == ""
 
 
+def test_a_region_knows_that_no_other_may_take_the_shards_of_its_messages() -> None:
+    driver = RegionDriver()
+    driver.send("m1")
+    driver.receive(msg.Wait(1, ("1", "other"), "it moves"))
+    assert not driver.region.lacks_regions
+    driver.receive(msg.Wait(1, ("1", "other"), msg.NO_REGION))
+    assert driver.region.lacks_regions
+    driver.receive(homes(B, 5))
+    assert not driver.region.lacks_regions
+
+
 def test_while_no_member_can_be_a_home_every_shard_has_that_reason() -> None:
     driver = RegionDriver()
     driver.send("m1")

@@ -21,7 +21,7 @@ B, C = NodeId("b", 7355, 2), NodeId("c", 7355, 3)
 OLD, NEW = Home("1", B, 5), Home("1", C, 6)
 EVENTS: dict[str, tuple[Callable[[HomeFloor], object], int]] = {
     "left": (lambda floor: floor.set(6), 6),
-    "begin handoff": (lambda floor: floor.on_begin_handoff(OLD, 3, known=True), 6),
+    "begin handoff": (lambda floor: floor.on_begin_handoff(OLD, 3, in_use=True), 6),
     "died": (lambda floor: floor.on_home_dead(OLD), 6),
     "died, and is back": (lambda floor: (floor.on_home_dead(OLD), floor.on_node_back(B)), 5),
     "died, another is back": (lambda floor: (floor.on_home_dead(OLD), floor.on_node_back(C)), 6),
@@ -41,11 +41,11 @@ def test_the_floor_after_each_event(event: str) -> None:
 
 def test_only_a_newer_coordinator_puts_a_shard_back_after_begin_handoff() -> None:
     floor = HomeFloor(fence=5)
-    assert floor.on_begin_handoff(OLD, 3, known=True)
+    assert floor.on_begin_handoff(OLD, 3, in_use=True)
     assert [floor.accepts(OLD, epoch) for epoch in (2, 3, 4)] == [False, False, True]
-    assert floor.on_begin_handoff(OLD, 4, known=True), "a coordinator that is newer begins it anew"
+    assert floor.on_begin_handoff(OLD, 4, in_use=True), "a coordinator that is newer begins it anew"
     assert [floor.accepts(OLD, epoch) for epoch in (4, 5)] == [False, True]
-    assert not floor.on_begin_handoff(Home("1", B, 4), 9, known=True), "an earlier home"
+    assert not floor.on_begin_handoff(Home("1", B, 4), 9, in_use=True), "an earlier home"
 
 
 def test_a_node_that_is_back_does_not_undo_a_newer_home() -> None:
