@@ -503,7 +503,7 @@ class DurableMailboxes:
             return
         activation = box.taker = _activation_of(host, box, "mailbox")
         if mail.stored.trace:
-            marked = host.traced(marked, mail.stored.trace, asked=False)
+            marked = host.traced(marked, mail.stored.trace, is_ask=False)
         handling = HandledMail(self, box, mail, mail.stored, marked)
         invoker = Invoker(marked.name.removeprefix(MARK), handling, True, _NONE, _no_arguments)
         arguments = mail.stored.number.arguments

@@ -546,18 +546,18 @@ class Host:
             is_single = self.kind.interface.instances is None
             entity_id = activation.key if is_single else split_row(activation.key)[0]
             trace = self.tracer.fired(cause, self.name, entity_id, method, delay)
-            invoker = self.traced(invoker, trace, asked=False) if trace else invoker
+            invoker = self.traced(invoker, trace, is_ask=False) if trace else invoker
         message = Message(invoker, payload, None, Origin.OWN, 0)
         self.stopper.receive_own(activation, message)
 
-    def traced(self, invoker: Invoker, trace: str, *, asked: bool) -> Invoker:
+    def traced(self, invoker: Invoker, trace: str, *, is_ask: bool) -> Invoker:
         """Return the invoker of one message that carries a trace context. Without tracing here the
         context only travels on, should the message be forwarded."""
         function = invoker.function
         if self.tracer is not None:
             is_async, method = invoker.is_async, invoker.name
             function = self.tracer.handling(
-                function, trace, self.loop, is_async=is_async, asked=asked, method=method
+                function, trace, self.loop, is_async=is_async, is_ask=is_ask, method=method
             )
         return replace(invoker, function=function, trace=trace)
 

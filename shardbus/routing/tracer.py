@@ -38,7 +38,7 @@ class Tracer(Protocol):
         loop: asyncio.AbstractEventLoop,
         *,
         is_async: bool,
-        asked: bool,
+        is_ask: bool,
         method: str,
     ) -> Any: ...
     def cause(self) -> str: ...

@@ -260,7 +260,7 @@ class Tracing:
         loop: asyncio.AbstractEventLoop,
         *,
         is_async: bool,
-        asked: bool,
+        is_ask: bool,
         method: str,
     ) -> Callable[..., Any]:
         """Return a handler's function for a traced message that arrives now."""
@@ -269,7 +269,7 @@ class Tracing:
             return function
         arrived, waits = time.time_ns(), [False]
         loop.call_soon(waits.__setitem__, 0, True)
-        kind = SpanKind.SERVER if asked else SpanKind.CONSUMER
+        kind = SpanKind.SERVER if is_ask else SpanKind.CONSUMER
 
         def begin(entity: Any) -> tuple[Span, Any]:
             activation = entity.context

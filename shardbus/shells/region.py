@@ -306,7 +306,7 @@ class RegionShell:
                     self._lost_run("unhandled", part, via)
             return
         if run.trace:
-            invoker = self.host.traced(invoker, run.trace, asked=False)
+            invoker = self.host.traced(invoker, run.trace, is_ask=False)
 
         def arrive(entity_id: str, payload: bytes, corr: int) -> Activation | None:
             activation = self._enter(session, entity_id)
@@ -351,7 +351,7 @@ class RegionShell:
             return
         deadline = self._node.endpoint.clock.after(run.timeout_ms)
         if run.trace:
-            invoker = self.host.traced(invoker, run.trace, asked=True)
+            invoker = self.host.traced(invoker, run.trace, is_ask=True)
 
         def arrive(entity_id: str, payload: bytes, corr: int) -> Activation | None:
             activation = self._enter(session, entity_id, run.chain)
@@ -427,7 +427,7 @@ class RegionShell:
         else:
             invoker = self.sampling.timed_alone(invoker)
         if message.trace:
-            invoker = self.host.traced(invoker, message.trace, asked=asker is not None)
+            invoker = self.host.traced(invoker, message.trace, is_ask=asker is not None)
         deadline = self._node.endpoint.clock.after(message.timeout_ms) if asker is not None else 0
         arrived = Message(invoker, message.payload, asker, corr, deadline, message.chain)
         if message.method == RECORD and self._adopts(session, message):

@@ -224,7 +224,7 @@ async def test_a_handler_has_the_span_of_its_message_and_leaves_the_context_as_i
     function: Any = handle_later if is_async else handle
     loop = asyncio.get_running_loop()
     traced_function = Tracing("n1").handling(
-        function, f"{PARENT}|", loop, is_async=is_async, asked=True, method="hit"
+        function, f"{PARENT}|", loop, is_async=is_async, is_ask=True, method="hit"
     )
     before = get_current()
     with nullcontext() if error is None else pytest.raises(type(error)):
