@@ -57,8 +57,13 @@ class BatchTasks:
     def begin_saves(self, saves: Sequence[Any], ended: BatchEnded) -> None:
         """Write a batch in a task."""
         outcomes: list[Exception | None] = []
-        task = self._tasks.spawn(self._run(saves, outcomes), name="shardbus-saves")
-        task.add_done_callback(lambda task: None if task.cancelled() else ended(outcomes))
+
+        def end(task: object) -> None:
+            if len(outcomes) < len(saves):  # the coroutine was cancelled, or ends the process
+                outcomes[:] = failures(StoreUnavailable("the call was cut off"), len(saves))
+            ended(outcomes)
+
+        self._tasks.spawn(self._run(saves, outcomes), name="shardbus-saves").add_done_callback(end)
 
     async def _run(self, saves: Sequence[Any], outcomes: list[Exception | None]) -> None:
         try:
@@ -88,6 +93,8 @@ async def written(begin: Begin, writes: Sequence[Any]) -> list[Any]:
     Raises:
         StoreUnavailable: no write of it has an answer.
     """
+    if not writes:
+        return []
     answer: asyncio.Future[Outcomes] = asyncio.get_running_loop().create_future()
     calls = begin(writes, lambda outcomes: None if answer.done() else answer.set_result(outcomes))
     try:
