@@ -270,7 +270,7 @@ class RedisLink:
         """Send a call at once. Returns False, and sends nothing, if it must wait."""
         client: Any = self._client
         usual, durable = call.script.usual, self._durability
-        if not usual or self._waiting or self._is_busy() or not hasattr(client, "begin"):
+        if not usual or self._is_busy() or not hasattr(client, "begin"):
             return False
         sequence = self._session.next_sequence()
         commands = [call.command(self._session.session, sequence)]
@@ -332,6 +332,7 @@ class RedisLink:
             self._start()
 
     def _is_busy(self) -> bool:
+        """True if a call is under way. Calls wait only then."""
         return self._begun is not None or self._runs()
 
     def _runs(self) -> bool:
