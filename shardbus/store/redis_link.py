@@ -437,7 +437,7 @@ class RedisLink:
         sent = [*commands, *follows]
         replies = self._synced(await _exchange(client, sent), len(commands))
         if len(commands) == len(batch):
-            return replies[: len(batch)]
+            return replies
         places = (i for i, command in enumerate(commands) if len(command) > 1)
         return [replies[i] for i in places]
 
@@ -445,7 +445,7 @@ class RedisLink:
         """Return the replies to this many commands; check those that follow."""
         if self._durability is not None:
             self._durability.check(replies[count:])
-        return replies
+        return replies[:count]
 
     def busy_for(self, key: Value) -> bool:
         """True while calls wait or are in flight, whatever the key."""

@@ -273,9 +273,12 @@ async def test_a_begun_call_that_is_not_synced_is_sent_again(durable: Begun) -> 
 
 async def test_a_begun_call_whose_replies_differ_and_are_synced_is_answered(durable: Begun) -> None:
     answer = durable.begin()
+    behind = asyncio.create_task(durable.link.call(LOAD_STATES, ["c"]))
+    await asyncio.sleep(0)
     durable.client.following = [1, [1, 1], 3]
     durable.differs([1, b"9"])
     assert await answer == [1, b"9"]
+    assert await behind == [b"1"], "the task goes on"
     assert len(durable.clients) == 1
     await durable.link.close()
 
