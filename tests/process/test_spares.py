@@ -101,7 +101,7 @@ async def test_the_last_nodes_keep_their_store_although_a_spare_runs(lab: Proces
     await until(lambda: all("left the cluster" in n.err.read_text() for n in leavers), "two leave")
     [spare] = {0, 1, 2, 3} - {first, second, last}
     async with lab.client(quartet.nodes[last], quartet.nodes[spare], timeout=30.0) as client:
-        await leavers[0].ended()
+        await until(lambda: not all(node.running for node in leavers), "the end of one of both")
         for count in range(1, SAVES + 1):
             assert await client.call("account", ACCOUNTS[0], "add", 1) == count
     for number in (spare, last):
