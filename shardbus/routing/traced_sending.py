@@ -143,7 +143,7 @@ class TracedSender:
         waits = future, decode, timeout_ms
         self._deliver_ask(key, entity_id, payload, binding, waits, chain, span)
         if run is not None:
-            run.asked((key[0], entity_id), future)
+            run.note_ask((key[0], entity_id), future)
         return future
 
     def ask_for(

@@ -124,7 +124,7 @@ class NameLookups:
         self._waiting: set[str] = set()
         self._running: set[str] = set()
 
-    def known(self, name: str) -> KnownName:
+    def known_name(self, name: str) -> KnownName:
         """Return the knowledge of a name."""
         entry = self._names.get(name)
         if entry is None:

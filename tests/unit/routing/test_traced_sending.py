@@ -124,7 +124,7 @@ class Run:
     def call_chain_now(self) -> Run:
         return self
 
-    def asked(self, target: Any, answer: Any) -> None:
+    def note_ask(self, target: Any, answer: Any) -> None:
         self.asks.append(target)
 
 

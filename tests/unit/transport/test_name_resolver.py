@@ -65,8 +65,8 @@ async def test_a_connection_is_called_back_until_it_settles(
 ) -> None:
     server.answers["n1"] = ("10.0.0.1",)
     reports: list[tuple[str, ...]] = []
-    watch = resolver.watch("n1", lambda: reports.append(watch.known.addresses))
-    assert watch.known.addresses == ()
+    watch = resolver.watch("n1", lambda: reports.append(watch.known_name.addresses))
+    assert watch.known_name.addresses == ()
     watch.renew()
     await until(lambda: reports == [("10.0.0.1",)], "the answer")
     watch.settle()
@@ -81,11 +81,11 @@ async def test_a_failed_look_up_is_repeated_until_it_answers(
 ) -> None:
     server.answers["n1"] = ()
     reports: list[str] = []
-    watch = resolver.watch("n1", lambda: reports.append(watch.known.reason))
+    watch = resolver.watch("n1", lambda: reports.append(watch.known_name.reason))
     watch.renew()
     await until(lambda: len(reports) >= 2, "two failures")
     server.answers["n1"] = ("10.0.0.1",)
-    await until(lambda: watch.known.addresses == ("10.0.0.1",), "the answer")
+    await until(lambda: watch.known_name.addresses == ("10.0.0.1",), "the answer")
     assert set(reports) <= {"Name or service not known", ""}
 
 
