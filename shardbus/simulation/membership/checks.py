@@ -133,7 +133,7 @@ class Checks:
         self._last[process.id] = gossip
         self._audit(process)
         seen = before.seen if before is not None and before.clock is gossip.clock else frozenset()
-        self._seen(process, gossip, gossip.seen - seen)
+        self._check_seen(process, gossip, gossip.seen - seen)
         if before is not None and before.clock is gossip.clock:
             return
         self._changes += 1
@@ -259,7 +259,7 @@ class Checks:
                 "I8", f"{process.id}: two contents of one version, {named} and {gossip}"
             )
 
-    def _seen(self, process: Process, gossip: Gossip, news: frozenset[NodeId]) -> None:
+    def _check_seen(self, process: Process, gossip: Gossip, news: frozenset[NodeId]) -> None:
         for node in sorted(news):
             other = self.world.by_id[node].machine.gossip
             if other is gossip or not other.members:
