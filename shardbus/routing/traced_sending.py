@@ -62,7 +62,7 @@ class TracedSender:
         """Return the context to trace a message in that is sent now; None if it is not traced."""
         tracer = self.tracer
         current = tracer.current
-        left = tracer.left = tracer.left - 1
+        left = tracer.countdown = tracer.countdown - 1
         if left <= 0 or current() is not tracer.plain:
             return tracer.parent()
         return None

@@ -622,7 +622,7 @@ class SessionOutbox:
                 weight = ASK_WEIGHT
             self._put(run, sum(map(len, run.payloads)) + len(run.ids) * weight)
         if self.held is not None:
-            wake(self.held.left())
+            wake(self.held.take_leave_waiters())
 
     def leave(self, leaves: Callable[[Target], bool]) -> None:
         """Send the messages of held entities that will be reached by another session from now on:
