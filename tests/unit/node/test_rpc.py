@@ -34,7 +34,7 @@ class Session:
     def __init__(self) -> None:
         self.lost: RequestError | None = None
         self.permissions = NODE
-        self.asked: list[tuple[object, ...]] = []
+        self.questions: list[tuple[object, ...]] = []
         self.replies: dict[int, Any] = {}
         self.failures: dict[int, Exception] = {}
         self.outbox = self
@@ -48,7 +48,7 @@ class Session:
         waiting: asyncio.Future[Any],
         decode: Any,
     ) -> None:
-        self.asked.append((key, decode_value(payload), timeout_ms))
+        self.questions.append((key, decode_value(payload), timeout_ms))
         self.waiting = waiting
 
     def reply(self, corr: int, payload: bytes) -> None:
@@ -91,7 +91,7 @@ async def test_a_node_answers_its_own_questions_without_a_session(
     assert [await rpc.ask(ME, "now", 1), await rpc.ask(ME, "later", 1)] == [1, 2]
     with pytest.raises(Unhandled, match="'never'"):
         await rpc.ask(ME, "never")
-    assert session.asked == []
+    assert session.questions == []
 
 
 @pytest.mark.parametrize(("of", "timeout_ms"), [("", 3000), ("slow", 500)])
@@ -100,7 +100,7 @@ async def test_a_question_to_a_peer_has_the_timeout_of_its_type(
 ) -> None:
     asking = asyncio.ensure_future(rpc.ask(PEER, "table", "x", 1, of=of))
     await turns()
-    assert session.asked == [(("$node", "table"), ["x", 1], timeout_ms)]
+    assert session.questions == [(("$node", "table"), ["x", 1], timeout_ms)]
     session.waiting.set_result("the table")
     assert await asking == "the table"
 
