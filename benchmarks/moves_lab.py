@@ -2,7 +2,7 @@
 
     async with Lab.of(3, "redis") as lab:             three nodes, every shard has a home
         async with lab.load() as load: ...            something happens to the nodes
-        load.tells, load.asks, load.handled            the messages of the meantime, and their
+        load.tells, load.asks, load.handled           the messages of the meantime, and their
         outcomes
 
 The store is a Redis server of one's own (append-only log, synced each second) or a SQLite file.
