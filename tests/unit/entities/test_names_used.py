@@ -77,7 +77,8 @@ async def test_a_method_may_deliver_and_remind(compiled: Any) -> None:
     kind = types_of(compiled).types["account"]
     assert delivers(kind)
     assert kind.reminds
-    async with EntityProbe(kind.cls, "a") as probe:
+    probe: EntityProbe[Any] = EntityProbe(kind.cls, "a")
+    async with probe:
         await probe.ask("pay", "b")
 
 
@@ -111,7 +112,7 @@ def test_a_decorator_that_shows_the_code_within_is_not_compiled() -> None:
 
 
 def test_no_answer_of_a_compiled_method_is_taken_for_a_value() -> None:
-    def constant(self: Any) -> int:
+    def constant(self: Any) -> Any:
         return self.cents + 1
 
     assert returns_values(constant)
