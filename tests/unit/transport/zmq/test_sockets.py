@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import resource
 import socket
 import threading
+import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping
 
 import pytest
@@ -22,6 +24,7 @@ from shardbus.transport.zmq.network import ZmqNetwork
 from shardbus.transport.zmq.sockets import (
     DEALER,
     ROUTER,
+    Context,
     bind_router,
     connect_dealer,
     context_for_links,
@@ -266,6 +269,38 @@ def test_a_context_that_does_not_end_is_left_behind(monkeypatch: pytest.MonkeyPa
     stuck.released.set()
     monkeypatch.setattr(sockets, "END_WITHIN_S", PATIENCE_S)
     assert end_context(zmq.Context(), 0)
+
+
+def test_a_context_ends_where_no_thread_starts_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    context = zmq.Context()
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    assert end_context(context, 0)
+    assert context.closed
+
+
+def test_the_garbage_collector_ends_what_nobody_has_closed() -> None:
+    """In a thread, because a context that waits for its sockets would hold up this one."""
+
+    def dropped() -> weakref.ref[Context]:
+        context = context_for_links()
+        dealer = connect_dealer(context, "127.0.0.1", free_port(), None)
+        cycle: list[object] = [context, dealer]
+        cycle.append(cycle)
+        return weakref.ref(context)
+
+    gc.disable()
+    try:
+        context = dropped()
+        collecting = threading.Thread(target=gc.collect, daemon=True)
+        collecting.start()
+        collecting.join(PATIENCE_S)
+        assert not collecting.is_alive()
+        assert context() is None
+    finally:
+        gc.enable()
 
 
 # Endpoints
