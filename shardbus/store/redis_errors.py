@@ -34,7 +34,9 @@ from shardbus.store.trouble import Trouble
 
 NEEDS = "the user needs ~shardbus:* +@scripting +@hash +@sortedset +del +time +info +scan"
 LACKS = "lacks a command of the store"
-OWN_CERTIFICATE = "give `store.url` a certificate of this client that the server trusts: ssl_certfile, ssl_keyfile"
+OWN_CERTIFICATE = (
+    "name a certificate that the server trusts: ssl_certfile and ssl_keyfile of `store.url`"
+)
 RENAMED = "remove its rename-command, and restrict users by ACL SETUSER"
 
 _REPLICA = Trouble(
