@@ -83,10 +83,10 @@ def libzmq_version() -> str:
     return str(zmq.zmq_version())
 
 
-class Context(zmq.Context[zmq.Socket[bytes]]):
-    """A context that the garbage collector ends, with its sockets, if nobody does, as of a client
-    that is never closed. pyzmq's knows its sockets by weak references. The collector clears these
-    first, so it would end itself before its sockets, and wait for them for ever."""
+class SocketContext(zmq.Context[zmq.Socket[bytes]]):
+    """A context that the garbage collector ends, with its sockets, if no code has closed it, as of
+    a client that is dropped. pyzmq's knows its sockets by weak references. The collector clears
+    these first, so it would end itself before its sockets, and wait for them for ever."""
 
     _opened: tuple[zmq.Socket[bytes], ...] = ()
 
@@ -102,10 +102,10 @@ class Context(zmq.Context[zmq.Socket[bytes]]):
         super().__del__()
 
 
-def context_for_links() -> Context:
+def context_for_links() -> SocketContext:
     """Return a context for as many sockets as this process may have descriptors. A link takes three
     of each, so libzmq's default would end at some 340 links."""
-    context = Context(io_threads=1)
+    context = SocketContext(io_threads=1)
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         soft = SOCKETS_MAX

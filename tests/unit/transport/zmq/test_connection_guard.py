@@ -482,7 +482,7 @@ async def test_every_socket_is_bounded_before_it_is_opened_and_has_one_endpoint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     SpyContext.made = []
-    monkeypatch.setattr(sockets, "Context", SpyContext)
+    monkeypatch.setattr(sockets, "SocketContext", SpyContext)
     door = Door()
     assert await door.ask(door.client(), b"\x01") == 1
     gossip = PubSubSockets(door.me, Deaf())

@@ -23,7 +23,7 @@ from shardbus.transport.zmq.network import ZmqNetwork
 from shardbus.transport.zmq.sockets import (
     DEALER,
     ROUTER,
-    Context,
+    SocketContext,
     bind_router,
     connect_dealer,
     context_for_links,
@@ -289,7 +289,7 @@ def test_the_garbage_collector_ends_a_context_after_its_sockets() -> None:
             ended.append("socket")
             super().close(linger)
 
-    class NotedContext(Context):
+    class NotedContext(SocketContext):
         _socket_class = NotedSocket
 
         def term(self) -> None:
