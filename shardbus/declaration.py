@@ -51,6 +51,7 @@ from shardbus.sharding.handoff_modes import HandoffMode, check_mode
 from shardbus.sharding.instances import Instances, instances_of, layout_with
 from shardbus.wire.generic_bases import bindings_in, bound, variables_of
 from shardbus.wire.schema import (
+    IMPORTED,
     ONE_ARGUMENT,
     Interface,
     check_type,
@@ -518,7 +519,7 @@ def _of_class(cls: type) -> Iterator[None]:
         raise ConfigError(f"{cls.__name__}: {e.message}", hint=e.hint) from None
     except (AttributeError, NameError, SyntaxError, TypeError) as e:
         text = f"{cls.__name__}: an annotation cannot be read: {type(e).__name__}: {e}"
-        raise ConfigError(text, hint="import what it names, not only for type checkers") from None
+        raise ConfigError(text, hint=IMPORTED) from None
 
 
 def _placed(cls: type, name: str, value: Handler[Any, Any]) -> tuple[Callable[..., Any], bool]:
