@@ -11,7 +11,6 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from types import CodeType
 from typing import Any, cast
 
 from shardbus import handlers
@@ -28,10 +27,10 @@ from shardbus.entities.entity_type import (
     awaited,
     in_thread,
     is_coroutine_function,
-    layers,
     may_wait,
 )
 from shardbus.entities.merged_state import MergedState, StateOfKind, StateWithMerge
+from shardbus.entities.names_used import uses_name
 from shardbus.entities.passivation_settings import Passivation
 from shardbus.entities.projected_events import NoState
 from shardbus.entities.type_settings import TABLE_SETTINGS, check_remembering
@@ -52,6 +51,7 @@ from shardbus.sharding.handoff_modes import HandoffMode, check_mode
 from shardbus.sharding.instances import Instances, instances_of, layout_with
 from shardbus.wire.generic_bases import bindings_in, bound, variables_of
 from shardbus.wire.schema import (
+    IMPORTED,
     ONE_ARGUMENT,
     Interface,
     check_type,
@@ -216,19 +216,7 @@ def sets_reminders(cls: type, kind: str, declared: object) -> bool:
     """
     if declared is not None and not isinstance(declared, bool):
         raise ConfigError(f"{kind!r}: reminders is {declared!r:.60}, which is not true or false")
-    if declared is not None:
-        return declared
-    values = [value for base in cls.__mro__ if base is not Entity for value in vars(base).values()]
-    functions = [value.function if isinstance(value, Handler) else value for value in values]
-    each = [layer for function in functions if callable(function) for layer in layers(function)]
-    codes = [getattr(layer, "__code__", None) for layer in each]
-    while codes:
-        code = codes.pop()
-        if isinstance(code, CodeType):
-            if "remind" in code.co_names:
-                return True
-            codes += code.co_consts
-    return False
+    return uses_name(cls, "remind") if declared is None else declared
 
 
 def checked_events(
@@ -531,7 +519,7 @@ def _of_class(cls: type) -> Iterator[None]:
         raise ConfigError(f"{cls.__name__}: {e.message}", hint=e.hint) from None
     except (AttributeError, NameError, SyntaxError, TypeError) as e:
         text = f"{cls.__name__}: an annotation cannot be read: {type(e).__name__}: {e}"
-        raise ConfigError(text, hint="import what it names, not only for type checkers") from None
+        raise ConfigError(text, hint=IMPORTED) from None
 
 
 def _placed(cls: type, name: str, value: Handler[Any, Any]) -> tuple[Callable[..., Any], bool]:

@@ -33,6 +33,7 @@ from shardbus.entities.entity_type import layers, may_wait
 from shardbus.entity import BEHAVIOUR_MARK, Entity, Handler, handlers_in
 from shardbus.errors import ConfigError
 from shardbus.routing.refs import RESERVED
+from shardbus.wire.schema import IMPORTED
 
 UNBOUND = (staticmethod, classmethod, property, cached_property, partial, partialmethod)
 """Attributes that are called without the entity, or not at all."""
@@ -244,6 +245,8 @@ def check_method(
         raise ConfigError(text, hint=f"{hint} that returns a value, and use `with` inside it")
     try:
         signature = inspect.signature(function)
+    except NameError as e:  # from Python 3.14 on, annotations are evaluated when they are read
+        raise ConfigError(f"{where}: an annotation cannot be read: {e}", hint=IMPORTED) from None
     except (TypeError, ValueError) as e:
         raise ConfigError(f"{where}: its parameters are not known: {e}", hint=hint) from None
     first = next(iter(signature.parameters.values()), None)

@@ -122,15 +122,15 @@ def install(shell: str) -> int:
 
     from shardbus_cli.output import data, error
 
-    home = Path.home()
-    config = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
-    if shell == "fish":
-        script, starts = config / "fish" / "completions" / "shardbus.fish", None
-    else:
-        script = config / "shardbus" / f"completion.{shell}"
-        folder = Path(os.environ.get("ZDOTDIR") or home) if shell == "zsh" else home
-        starts = folder / f".{shell}rc"
     try:
+        home = Path.home()
+        config = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
+        if shell == "fish":
+            script, starts = config / "fish" / "completions" / "shardbus.fish", None
+        else:
+            script = config / "shardbus" / f"completion.{shell}"
+            folder = Path(os.environ.get("ZDOTDIR") or home) if shell == "zsh" else home
+            starts = folder / f".{shell}rc"
         script.parent.mkdir(parents=True, exist_ok=True)
         script.write_text(SCRIPTS[shell], encoding="utf-8")
         data(str(script))
@@ -140,7 +140,7 @@ def install(shell: str) -> int:
             with starts.open("a", encoding="utf-8") as file:
                 file.write(f"{'' if before.endswith(chr(10)) or not before else chr(10)}{line}\n")
             data(str(starts))
-    except (OSError, ValueError) as failed:
+    except (OSError, ValueError, RuntimeError) as failed:  # the last: no home directory
         error(f"{failed.__class__.__name__}: {failed}; --show-completion prints the script")
         return 1
     data(f"open a new {shell}, then press Tab after `shardbus `")

@@ -137,6 +137,23 @@ def replicas_of(url: str) -> tuple[Address, ...]:
 
 def default_path(cluster: str, port: int) -> Path:
     """Return the directory of a replica without `store.path`: in the user's state directory."""
+    return state_folder() / f"{quote(cluster, safe=' ')[:100]}-replica-{port}"
+
+
+def state_folder() -> Path:
+    """Return the folder of shardbus in the user's state directory.
+
+    Raises:
+        ConfigError: the user has no home, as a number without a name in a container.
+    """
     state = os.environ.get("XDG_STATE_HOME", "")
-    home = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
-    return home / "shardbus" / f"{quote(cluster, safe=' ')[:100]}-replica-{port}"
+    if os.path.isabs(state):
+        return Path(state) / "shardbus"
+    try:
+        return Path.home() / ".local" / "state" / "shardbus"
+    except RuntimeError:
+        raise ConfigError(
+            "this user has no home directory to keep data in",
+            hint="set store.url, and for the replica of cluster:// store.path; or name a folder for"
+            " all by XDG_STATE_HOME",
+        ) from None

@@ -26,10 +26,9 @@ Source: docs/how-to/deliver.md.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import count
-from types import CodeType
 from typing import Any, TypeVar
 from zlib import crc32
 
@@ -37,8 +36,9 @@ from shardbus.config.settings import DeliverySettings, ShardingSettings
 from shardbus.deliveries.producer import DeliveryEnd
 from shardbus.deliveries.record import DeliveryRecord, PendingDelivery
 from shardbus.entities.activation import Activation, LifeState, Message, Shard
-from shardbus.entities.entity_type import EntityType, Invoker, layers
+from shardbus.entities.entity_type import EntityType, Invoker
 from shardbus.entities.gate import SuspensionGate
+from shardbus.entities.names_used import uses_name
 from shardbus.entities.remembering import RememberedEntities
 from shardbus.error_text import text_of
 from shardbus.errors import ConfigError, ShardBusError, StoreUnavailable
@@ -69,26 +69,7 @@ def delivers(kind: EntityType) -> bool:
     """True if entities of the type may have pending deliveries in the store: they have a state, and
     a method of their class uses a name `deliver`. Only then the store is asked for them, at each
     start of a shard and when a coordinator begins to rule."""
-    return kind.states is not None and any(
-        "deliver" in code.co_names
-        for base in kind.cls.__mro__
-        if base.__module__ != "shardbus.entity"
-        for value in vars(base).values()
-        for code in _codes_of(value)
-    )
-
-
-def _codes_of(value: Any) -> Iterator[CodeType]:
-    """Yield the code of a method and of the functions in it."""
-    for function in (value, getattr(value, "function", None), getattr(value, "fget", None)):
-        if not callable(function):
-            continue
-        waiting = [getattr(layer, "__code__", None) for layer in layers(function)]
-        while waiting:
-            code = waiting.pop()
-            if isinstance(code, CodeType):
-                yield code
-                waiting += code.co_consts
+    return kind.states is not None and uses_name(kind.cls, "deliver")
 
 
 class Outgoing:

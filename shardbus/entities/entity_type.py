@@ -99,6 +99,16 @@ class Invoker(msgspec.Struct, frozen=True):
         )
 
 
+def absent(name: str) -> Invoker:
+    """Return the invoker of a handler that this release of the application does not have. No
+    arguments fit it."""
+    return Invoker(name, _not_there, False, {})
+
+
+def _not_there(*_: Any) -> Any:
+    raise AssertionError("no message reaches a handler that is not there")
+
+
 class EntityType(msgspec.Struct, frozen=True):
     """A node's knowledge of one entity type."""
 

@@ -41,7 +41,7 @@ import msgspec
 from shardbus.config.settings import ShardingSettings
 from shardbus.deliveries.record import encode_firing
 from shardbus.entities.activation import Activation, LifeState, Shard
-from shardbus.entities.entity_type import EntityType
+from shardbus.entities.entity_type import EntityType, absent
 from shardbus.entities.own_messages import WorkHost, has_own, order, send_own
 from shardbus.entities.passivation_settings import duration
 from shardbus.entities.supervision import StateLoader
@@ -414,17 +414,16 @@ class Reminding:
 
     async def _call(self, activation: Activation, entity: Any, due: Entry, attempt: int) -> None:
         """Call the handler of a due reminder, unless it has failed too often."""
-        invoker = self._host.kind.invokers.get(due.handler)
+        invoker = self._host.kind.invokers.get(due.handler) or absent(due.handler)
         if attempt > ATTEMPTS:
             self.counts.dead += 1
             name = f"{self._host.name} {activation.key!r}"
             log.error("%s: reminder %r failed %d times", name, due.name, ATTEMPTS)
-            if invoker is not None:
-                self._host.runner.counts.lose(
-                    "failed", activation.key, invoker, due.payload, None, int(Origin.OWN)
-                )
+            self._host.runner.counts.lose(
+                "failed", activation.key, invoker, due.payload, None, int(Origin.OWN)
+            )
             return
-        if invoker is None or due.payload[0] not in invoker.decoders:
+        if due.payload[0] not in invoker.decoders:
             raise ConfigError(f"no handler {due.handler!r} takes reminder {due.name!r}")
         late = self.now() - due.due > LATE_MS
         token = FIRING.set(due)

@@ -41,6 +41,7 @@ from shardbus.config.settings import Settings
 from shardbus.errors import ConfigError
 from shardbus.guarded_log import GuardedLog
 from shardbus.quantities import how_ended
+from shardbus.replica.interpreter import interpreter
 from shardbus.transport.fork_guard import silence
 
 log = GuardedLog("shardbus.store")
@@ -179,7 +180,7 @@ class ReplicaChild:
             with theirs:
                 try:
                     self._process = subprocess.Popen(  # noqa: S603  (a fixed command)
-                        [sys.executable, "-c", CODE, *self._words, "--leash-fd", _number(theirs)],
+                        [*interpreter(CODE), *self._words, "--leash-fd", _number(theirs)],
                         stdin=subprocess.DEVNULL,
                         stdout=subprocess.DEVNULL,
                         env={n: v for n, v in os.environ.items() if n != "NOTIFY_SOCKET"},

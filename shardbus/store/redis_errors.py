@@ -34,6 +34,9 @@ from shardbus.store.trouble import Trouble
 
 NEEDS = "the user needs ~shardbus:* +@scripting +@hash +@sortedset +del +time +info +scan"
 LACKS = "lacks a command of the store"
+OWN_CERTIFICATE = (
+    "name a certificate that the server trusts: ssl_certfile and ssl_keyfile of `store.url`"
+)
 RENAMED = "remove its rename-command, and restrict users by ACL SETUSER"
 
 _REPLICA = Trouble(
@@ -96,6 +99,7 @@ _IN_SCRIPT = re.compile(r"\buser executing the script\b|\bcan't run this command
 _UNKNOWN = re.compile(r"\bunknown (?:redis )?command\b", re.IGNORECASE)
 _NOT_ALLOWED = re.compile(r"\bNOPERM\b|\bno permissions?\b", re.IGNORECASE)
 _SCRIPT = re.compile(r",? script: [0-9a-f]{40}.*$", re.DOTALL)
+_REFUSES = re.compile(r"\balert (?:certificate required|unknown ca|bad certificate)\b", re.I)
 _CERTIFICATE = re.compile(r"certificate verify failed|hostname mismatch|\bSSL\b|\bTLS\b", re.I)
 
 
@@ -115,6 +119,8 @@ def trouble_of(error: Exception) -> Trouble:
     if match := _WORDS.search(text):
         return _CODES[match[1] or match[2]]
     lost = isinstance(error, redis_errors.ConnectionError | redis_errors.TimeoutError | OSError)
+    if lost and _REFUSES.search(text):
+        return Trouble(f"does not trust this client: {text}", OWN_CERTIFICATE, again=True)
     if lost and _CERTIFICATE.search(text):
         hint = "check ssl_ca_certs, and the host name in the server's certificate"
         return Trouble(f"cannot be trusted: {text}", hint, again=True)

@@ -6,11 +6,10 @@ Nothing here opens a store or imports a client library; `opening` does.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-from pathlib import Path
 from urllib.parse import parse_qsl, quote
 
+from shardbus.config.replicas import state_folder
 from shardbus.errors import ConfigError
 
 REDIS_SCHEMES = (
@@ -49,12 +48,10 @@ def family(url: str) -> str:
 
 def default_url(cluster: str) -> str:
     """Return the URL for a cluster without `store.url`: a file in the user's state directory."""
-    state = os.environ.get("XDG_STATE_HOME", "")
-    home = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
     name = quote(cluster, safe=" ")
     if len(name) > _NAME_MAX:
         name = f"{name[:100]}-{hashlib.sha256(cluster.encode()).hexdigest()}"
-    return f"sqlite:///{home / 'shardbus' / name}.db"
+    return f"sqlite:///{state_folder() / name}.db"
 
 
 def mask_url(url: str) -> str:

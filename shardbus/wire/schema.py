@@ -44,6 +44,8 @@ ARGUMENTS_MAX = 15
 ARGUMENTS_NESTING_MAX = NESTING_MAX + 1
 """Levels of arguments: they are in an array of their own."""
 ONE_ARGUMENT = 0x91
+IMPORTED = "import what it names, not only for type checkers"
+"""The remedy for an annotation that names something unknown."""
 """First byte of an array of one argument."""
 _PLAIN: tuple[type, ...] = (bytes, str, int, float, bool, type(None), list, tuple, dict)
 Decode = Callable[[bytes], Any]
@@ -453,7 +455,8 @@ def _hints(function: Callable[..., Any], owner: type = object) -> dict[str, Any]
         return typing.get_type_hints(function, localns=variables, include_extras=True)
     except NameError as e:
         raise ConfigError(
-            f"{function.__qualname__}: an annotation is not known where it is declared: {e}"
+            f"{function.__qualname__}: an annotation is not known where it is declared: {e}",
+            hint=IMPORTED,
         ) from None
 
 

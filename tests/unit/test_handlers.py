@@ -701,6 +701,24 @@ class Compiled:
         return types.MethodType(self.function, instance)
 
 
+def test_an_annotation_that_is_evaluated_late_and_unknown_is_refused() -> None:
+    """As Python evaluates them from 3.14 on, for an import under `TYPE_CHECKING`."""
+
+    class Late(Compiled):
+        @property
+        def __signature__(self) -> Any:
+            raise NameError("name 'Decimal' is not defined")
+
+        @__signature__.setter
+        def __signature__(self, signature: Any) -> None: ...
+
+    def act(self: Any, price: int) -> None: ...
+
+    with pytest.raises(ConfigError, match="cannot be read: name 'Decimal'") as refused:
+        ShardBus("shop").entity("bad")(type("Bad", (Entity,), {"act": handler(Late(act))}))
+    assert refused.value.hint == "import what it names, not only for type checkers"
+
+
 async def test_the_annotations_of_a_compiled_handler_count() -> None:
     @handler
     @Compiled

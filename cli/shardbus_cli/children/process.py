@@ -13,13 +13,13 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import msgspec
 
+from shardbus.replica.interpreter import interpreter
 from shardbus_cli.children.group import Report, Word
 from shardbus_cli.children.prefixed_output import PrefixedOutput
 
@@ -106,7 +106,7 @@ def start_child(
     with theirs:
         try:
             process = subprocess.Popen(  # noqa: S603  (a fixed command)
-                [sys.executable, "-c", kind.code, *arguments(theirs.fileno())],
+                [*interpreter(kind.code), *arguments(theirs.fileno())],
                 bufsize=0,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

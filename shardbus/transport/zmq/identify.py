@@ -18,7 +18,7 @@ from shardbus.ids import NodeId
 from shardbus.transport.descriptors import require_descriptors
 from shardbus.transport.zmq.curve import Keyring
 from shardbus.transport.zmq.reader import Reader
-from shardbus.transport.zmq.sockets import connect_dealer, end_context
+from shardbus.transport.zmq.sockets import SocketContext, connect_dealer, end_context
 from shardbus.wire.batch import PROTOCOL_VERSION, FrameType, cluster_tag, pack_header, read_header
 
 CONTEXT_SOCKETS = 256
@@ -32,7 +32,7 @@ class Identifier:
     def __init__(self, cluster: str, uid: int, keyring: Keyring | None = None) -> None:
         self._tag, self._uid = cluster_tag(cluster), uid
         self._keyring = keyring
-        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._context: SocketContext | None = None
 
     async def uid_at(self, host: str, node: NodeId) -> int:
         """Return the uid of the process that answers at the node's port of a numeric address. Waits
@@ -43,7 +43,7 @@ class Identifier:
         """
         if self._context is None:
             require_descriptors(START_DESCRIPTORS)
-            self._context = zmq.Context(io_threads=1)
+            self._context = SocketContext(io_threads=1)
             self._context.max_sockets = CONTEXT_SOCKETS
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[int] = loop.create_future()

@@ -150,7 +150,7 @@ class PubSubSockets:
         self._zap: ZapHandler | None = None
         self._keyed: KeyedListener | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._context: sockets.SocketContext | None = None
 
     def open(self, bind_host: str, port: int, loop: asyncio.AbstractEventLoop) -> None:
         """Bind and begin to read. `port` 0 binds any free port; it is then in `self.port`.
@@ -161,7 +161,7 @@ class PubSubSockets:
         place = bindable(bind_host)
         self._loop = loop
         self.resolver.open(loop)
-        self._context = zmq.Context(io_threads=1)
+        self._context = sockets.SocketContext(io_threads=1)
         self._context.max_sockets = 64
         self._pub = self._socket(zmq.XPUB, XPUB)
         self._sub = self._socket(zmq.SUB, SUB)

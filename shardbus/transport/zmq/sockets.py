@@ -21,6 +21,7 @@ import socket as net
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import zmq
 
@@ -82,10 +83,29 @@ def libzmq_version() -> str:
     return str(zmq.zmq_version())
 
 
-def context_for_links() -> zmq.Context[zmq.Socket[bytes]]:
+class SocketContext(zmq.Context[zmq.Socket[bytes]]):
+    """A context that the garbage collector ends, with its sockets, if no code has closed it, as of
+    a client that is dropped. pyzmq's knows its sockets by weak references. The collector clears
+    these first, so it would end itself before its sockets, and wait for them for ever."""
+
+    _opened: tuple[zmq.Socket[bytes], ...] = ()
+
+    def socket(self, *args: Any, **options: Any) -> zmq.Socket[bytes]:
+        """Open a socket."""
+        opened = super().socket(*args, **options)
+        self._opened = (*(socket for socket in self._opened if not socket.closed), opened)
+        return opened
+
+    def __del__(self) -> None:
+        for socket in self._opened:
+            socket.close(0)
+        super().__del__()
+
+
+def context_for_links() -> SocketContext:
     """Return a context for as many sockets as this process may have descriptors. A link takes three
     of each, so libzmq's default would end at some 340 links."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+    context = SocketContext(io_threads=1)
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         soft = SOCKETS_MAX
@@ -95,11 +115,17 @@ def context_for_links() -> zmq.Context[zmq.Socket[bytes]]:
 
 def end_context(context: zmq.Context[zmq.Socket[bytes]], linger_ms: int) -> bool:
     """Close the context's sockets and end its threads. ZeroMQ waits without a limit for its own
-    threads, so after `END_WITHIN_S` seconds they are left behind. Returns True if they ended."""
+    threads, so after `END_WITHIN_S` seconds they are left behind. Returns True if they ended.
+
+    At the end of a process Python 3.12 starts no thread. Then this thread waits without a limit."""
     ending = threading.Thread(
         target=context.destroy, args=(linger_ms,), name="shardbus-zmq-end", daemon=True
     )
-    ending.start()
+    try:
+        ending.start()
+    except RuntimeError:
+        context.destroy(linger_ms)
+        return True
     ending.join(END_WITHIN_S)
     if ending.is_alive():
         log.error("ZeroMQ's threads do not end within %g s: they are left behind", END_WITHIN_S)

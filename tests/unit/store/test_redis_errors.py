@@ -42,6 +42,8 @@ OLD_SCRIPT = "Error running script (call to f_x): @user_script:15: @user_script:
         (redis_errors.ConnectionError("max number of clients reached"), "max number", True, True),
         (redis_errors.ConnectionError("SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed"),
          "trusted", True, True),
+        (redis_errors.ConnectionError("tlsv13 alert certificate required"),
+         "does not trust this client", True, True),
         (redis_errors.TimeoutError("Timeout reading"), "Timeout", True, False),
         (TimeoutError(), "does not respond", True, False),
         (redis_errors.ResponseError("WRONGTYPE Operation"), "WRONGTYPE", False, False),
@@ -66,3 +68,10 @@ def test_a_word_of_an_id_is_no_code() -> None:
     """A text of the server may quote a key."""
     trouble = trouble_of(redis_errors.ResponseError("WRONGTYPE key BUSYBEE"))
     assert "WRONGTYPE" in trouble.what
+
+
+def test_a_server_that_wants_a_certificate_of_the_client_has_a_remedy_of_its_own() -> None:
+    alert = "(1, '[SSL: TLSV1_ALERT_UNKNOWN_CA] tlsv1 alert unknown ca (_ssl.c:2559)')"
+    hint = trouble_of(redis_errors.ConnectionError(alert)).hint
+    assert hint is not None
+    assert "ssl_certfile" in hint

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardbus.config.replicas import default_path
 from shardbus.errors import ConfigError
 from shardbus.store.opening import open_store
 from shardbus.store.urls import POSTGRES_SCHEMES, REDIS_SCHEMES, default_url, family, mask_url
@@ -80,6 +82,22 @@ def test_the_default_is_a_file_in_the_state_directory(
     assert all(len(url.rpartition("/")[2]) < 255 for url in long)
     monkeypatch.setenv("XDG_STATE_HOME", "relative")
     assert default_url("shop") == f"sqlite:///{Path.home()}/.local/state/shardbus/shop.db"
+
+
+@pytest.mark.parametrize(
+    "place", [lambda: default_url("shop"), lambda: default_path("shop", 7357)], ids=["db", "log"]
+)
+def test_a_user_without_a_home_is_told_to_name_a_place(
+    monkeypatch: pytest.MonkeyPatch, place: Callable[[], object]
+) -> None:
+    def no_home(cls: type[Path]) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", classmethod(no_home))
+    with pytest.raises(ConfigError, match="no home directory") as refused:
+        place()
+    assert "store.url" in str(refused.value.hint)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from shardbus.transport.endpoint_events import EndpointEvents
 from shardbus.transport.fragments import PART_WEIGHT, FragmentAssembly
 from shardbus.transport.inbox import HELD_BYTES_MAX, HELD_WEIGHT
 from shardbus.transport.log_limiter import LINES, LogRateLimiter
-from shardbus.transport.zmq import connection_guard, network, pubsub
+from shardbus.transport.zmq import connection_guard, sockets
 from shardbus.transport.zmq.connection_guard import ConnectionGuard
 from shardbus.transport.zmq.multipart import PARTS_MAX, SKIPPED_MAX, Multipart
 from shardbus.transport.zmq.network import ZmqNetwork
@@ -482,8 +482,7 @@ async def test_every_socket_is_bounded_before_it_is_opened_and_has_one_endpoint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     SpyContext.made = []
-    for module in (network, pubsub):
-        monkeypatch.setattr(module.zmq, "Context", SpyContext)
+    monkeypatch.setattr(sockets, "SocketContext", SpyContext)
     door = Door()
     assert await door.ask(door.client(), b"\x01") == 1
     gossip = PubSubSockets(door.me, Deaf())

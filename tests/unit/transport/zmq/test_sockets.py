@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import resource
 import socket
@@ -22,6 +23,7 @@ from shardbus.transport.zmq.network import ZmqNetwork
 from shardbus.transport.zmq.sockets import (
     DEALER,
     ROUTER,
+    SocketContext,
     bind_router,
     connect_dealer,
     context_for_links,
@@ -266,6 +268,44 @@ def test_a_context_that_does_not_end_is_left_behind(monkeypatch: pytest.MonkeyPa
     stuck.released.set()
     monkeypatch.setattr(sockets, "END_WITHIN_S", PATIENCE_S)
     assert end_context(zmq.Context(), 0)
+
+
+def test_a_context_ends_where_no_thread_starts_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    context = zmq.Context()
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    assert end_context(context, 0)
+    assert context.closed
+
+
+def test_the_garbage_collector_ends_a_context_after_its_sockets() -> None:
+    """A context that ends first waits for its sockets without a limit."""
+    ended: list[str] = []
+
+    class NotedSocket(zmq.Socket[bytes]):
+        def close(self, linger: int | None = None) -> None:
+            ended.append("socket")
+            super().close(linger)
+
+    class NotedContext(SocketContext):
+        _socket_class = NotedSocket
+
+        def term(self) -> None:
+            ended.append("context")
+            if "socket" in ended:
+                super().term()
+
+    def drop() -> None:
+        context = NotedContext()
+        cycle: list[object] = [context, connect_dealer(context, "127.0.0.1", free_port(), None)]
+        cycle.append(cycle)
+
+    drop()
+    gc.collect()
+    assert ended[0] == "socket"
+    assert ended[-1] == "context"
 
 
 # Endpoints
