@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from shardbus import Entity, ShardBus, handler
@@ -35,13 +33,14 @@ async def test_each_counts_once_as_undelivered_for_its_own_type(
         node = leaving._process.node
         cluster.store.stop()
 
-        def send() -> None:
+        async def send() -> None:
             for number in range(SENT):
-                asyncio.ensure_future(node.ref(Order, str(number)).put.tell(1))
-                asyncio.ensure_future(node.ref(Item, f"{number}/1").put.tell(1))
+                await node.ref(Order, str(number)).put.tell(1)
+                await node.ref(Item, f"{number}/1").put.tell(1)
 
-        node.loop.call_soon(send)
+        sending = node.loop.create_task(send())
         await cluster.advance(0.1)
+        assert sending.done()
         await cluster.leave(leaving)
         dropped = {name: region.host.counts.dropped for name, region in node.regions.items()}
         assert dropped == {"order": {"undelivered": SENT}, "item": {"undelivered": SENT}}

@@ -104,8 +104,8 @@ async def test_the_record_of_a_snapshot_comes_with_it() -> None:
 @pytest.mark.parametrize("before", [0, 1])
 @pytest.mark.parametrize("times", range(2 * ATTEMPTS))
 async def test_a_snapshot_that_is_saved_meanwhile_leaves_no_hole(times: int, before: int) -> None:
-    """A node saves a snapshot and removes the entries before it, after each of the first `times` reads of the
-    state. `before`: the number of the first snapshot, 0 without one."""
+    """A node saves a snapshot and removes the entries before it, after each of the first `times`
+    reads of the state. `before`: the number of the first snapshot, 0 without one."""
     last = 50
     first = numbered(before, encode_value(before)) if before else None
     store = await started(*map(entry, range(1, last + 1)), snapshot=first)
