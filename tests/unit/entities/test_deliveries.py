@@ -533,7 +533,7 @@ async def test_poison_is_replayed_unless_its_sender_got_an_error(
 async def test_an_entity_remembers_a_bounded_number_of_producers_and_results(
     kind: type[Any], method: str, keyed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever way its handler ends. What is forgotten is counted."""
+    """Whichever way its handler ends. Forgotten ones are counted."""
     kept, sent = 3, 5
     monkeypatch.setattr(record, "RESULTS_MAX", kept)
     settings = {"delivery.producers": kept, "delivery.attempts": 1}
