@@ -11,7 +11,7 @@ which works on the stores themselves: no node, no entity and no mailbox.
 
 States of 100 bytes, 10,000 keys; one save at a time and 384 in flight. `cpu` is the processor time
 of all three servers for each save. `killed` is the longest of the saves during which a replica is
-killed.
+killed. The client collects garbage as seldom as a node does.
 
     python -m benchmarks.replicas                   cluster and redis
     python -m benchmarks.replicas etcd              and etcd
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import shutil
 import subprocess
@@ -38,6 +39,7 @@ from redis.asyncio import Redis
 from benchmarks.harness import RUNS, SECONDS, Asks, asked, emit, free_port, median, percentile
 from benchmarks.saves import BareRedis
 from shardbus.ids import Address
+from shardbus.node.run import GC_THRESHOLDS
 from shardbus.store.entity_state import EntityStates
 from shardbus.store.replicated import ReplicatedStore
 from shardbus.transport.zmq.network import ZmqNetwork
@@ -335,12 +337,15 @@ async def killed(cluster: Cluster) -> None:
     cluster.kill()
     _, taken = await saving
     emit(
-        "replicas/killed_longest", taken[-1] / 1e6, "s", p50=round(percentile(taken, 0.5) / 1e6, 4)
+        "replicas/killed_longest", taken[-1] / 1e3, "ms", p50=round(percentile(taken, 0.5) / 1e3, 1)
     )
 
 
 async def main() -> None:
     """Measure and print."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
     folder = Path(tempfile.mkdtemp(prefix="bench-"))
     keys = next((int(word[5:]) for word in sys.argv[1:] if word.startswith("keys=")), 0)
     try:

@@ -14,7 +14,8 @@ Source: docs/reference/http.md.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections import deque
+from collections.abc import Callable, Coroutine
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -93,3 +94,30 @@ class TaskSet:
         """Cancel every running task."""
         for task in self._tasks:
             task.cancel()
+
+
+class TaskQueue:
+    """Work of one owner, in tasks: up to `at_once` pieces at a time, the others wait in order."""
+
+    __slots__ = ("_at_once", "_running", "_waiting")
+
+    def __init__(self, at_once: int) -> None:
+        self._at_once, self._running = at_once, TaskSet()
+        self._waiting: deque[Callable[[], Coroutine[Any, Any, None]]] = deque()
+
+    def add(
+        self, work: Callable[[], Coroutine[Any, Any, None]], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """Run the coroutine of `work()` in a task, now or once there is room."""
+        self._waiting.append(work)
+        self._begin(loop)
+
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        while self._waiting and len(self._running) < self._at_once:
+            task = self._running.spawn(self._waiting.popleft()(), loop)
+            task.add_done_callback(lambda _: self._begin(loop))
+
+    def cancel(self) -> None:
+        """Cancel the running tasks, and forget the work that waits."""
+        self._waiting.clear()
+        self._running.cancel()

@@ -73,6 +73,8 @@ from shardbus.deliveries.numbers import (
 from shardbus.entities.activation import Activation, Message, Shard
 from shardbus.entities.entity_sends import LISTED_WITHIN_S
 from shardbus.entities.entity_type import Invoker
+from shardbus.entities.in_turns import InTurns
+from shardbus.entities.mailbox_table import EntityMailbox, MailboxTable
 from shardbus.entities.own_messages import WorkHost
 from shardbus.entities.remembering import RememberedEntities
 from shardbus.entities.runs import Arrive, Find, RunHandler
@@ -97,7 +99,7 @@ from shardbus.routing.delivering import DeliveryCounts, delivery_key
 from shardbus.store.journal_protocol import JournalPage
 from shardbus.store.journals import Journals
 from shardbus.store.protocol import StateStore
-from shardbus.task_set import TaskSet
+from shardbus.task_set import TaskQueue, TaskSet
 from shardbus.transport.drop_reports import Origin
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Chain
@@ -112,6 +114,8 @@ LIST = "!mailbox"
 PAGE = 1000
 AT_ONCE = 64
 """Journals that are opened for recovery, and trims, under way at once."""
+LOOKED_AT_ONCE = 500
+"""Mailboxes at which one turn looks."""
 RELOCATION_S = 30.0
 AGAIN_S = 2.0
 """The pause before the messages of an entity in another shard are sent again."""
@@ -160,41 +164,6 @@ class MailNumbers:
         except SchemaError:
             return None  # its handler refuses it
         return number if isinstance(number, DeliveryNumber) else None
-
-
-class EntityMailbox:
-    """The mailbox of one entity of a shard here."""
-
-    __slots__ = (
-        "at",
-        "closed",
-        "counted",
-        "hosted",
-        "journal",
-        "key",
-        "listed",
-        "machine",
-        "taker",
-        "timer",
-        "turn",
-    )
-
-    def __init__(self, key: str, hosted: Shard, machine: DurableMailbox) -> None:
-        self.key, self.hosted, self.machine = key, hosted, machine
-        self.journal = f"{hosted.shard}/{key}"
-        """The name of its journal."""
-        self.listed: asyncio.Future[None] | None = None
-        """Done once the store lists the entity; None: it was not asked to."""
-        self.taker: Activation | None = None
-        """The activation that has the message in hand."""
-        self.turn = 0
-        """Grows with each message that is handed over."""
-        self.timer: asyncio.TimerHandle | None = None
-        self.at = 0.0
-        """When it fires."""
-        self.counted = 0
-        """The bytes of its messages that are counted."""
-        self.closed = False
 
 
 class MailboxRoom:
@@ -266,12 +235,14 @@ class DurableMailboxes:
         )
         self.counts = MailboxCounts()
         self._numbers = MailNumbers(f"{host.node_name}/{crc32(host.name.encode()):x}.m")
-        self._boxes: dict[str, EntityMailbox] = {}
+        self._table = MailboxTable()
+        self._boxes = self._table.by_key
         self.room = MailboxRoom(self._boxes, settings.mailbox_bytes, self.counts)
         host.runner.mailbox_limits.stored = self.room
         self._recovering: deque[tuple[Shard, str]] = deque()
         self._opening = 0
-        self._trims = asyncio.Semaphore(AT_ONCE)
+        self._trims = TaskQueue(AT_ONCE)
+        self._looked_at = InTurns(host.loop, self._look, LOOKED_AT_ONCE)
         self._tasks = TaskSet()
         self._runs: RunHandler | None = None
         self._outcomes: list[tuple[EntityMailbox, Mail, int, HandOutcome, str]] = []
@@ -382,7 +353,7 @@ class DurableMailboxes:
         if box is None and (makes or self.lists.knows(hosted, key)):
             fresh = not self.lists.knows(hosted, key)
             box = EntityMailbox(key, hosted, DurableMailbox(self.limits, is_fresh=fresh))
-            self._boxes[key] = box
+            self._table.add(box)
         return box
 
     # ---- effects
@@ -411,7 +382,7 @@ class DurableMailboxes:
                 case OpenJournal():
                     self._spawn(self._open(box, effect))
                 case TrimJournal():
-                    self._spawn(self._trim(box, effect))
+                    self._trims.add(partial(self._trim, box, effect), self._host.loop)
                 case PassBy(mail=mail):
                     self._pass_on(box, mail)
                 case GiveUp():
@@ -459,8 +430,7 @@ class DurableMailboxes:
 
     def _quiet(self, box: EntityMailbox) -> None:
         """Remove a mailbox that is empty here and in the store."""
-        if self._boxes.get(box.key) is box:
-            del self._boxes[box.key]
+        self._table.remove(box)
         box.closed = True
         if box.listed is not None or self.lists.knows(box.hosted, box.key):
             self.lists.forget(box.hosted, box.key)
@@ -627,11 +597,12 @@ class DurableMailboxes:
 
     async def _trim(self, box: EntityMailbox, effect: TrimJournal) -> None:
         hosted = box.hosted
+        if box.closed:
+            return
         try:
-            async with self._trims:
-                await self._journals.trim(
-                    self.kind, hosted.shard, box.journal, hosted.fence, effect.upto, effect.forget
-                )
+            await self._journals.trim(
+                self.kind, hosted.shard, box.journal, hosted.fence, effect.upto, effect.forget
+            )
         except StoreError as error:
             log.warning("the mailbox of %s %r: %s", self._host.name, box.key, text_of(error))
             effects = box.machine.on_trim_failed(forgets=effect.forget)
@@ -708,22 +679,17 @@ class DurableMailboxes:
     def is_settled(self, hosted: Shard) -> bool:
         """True if a shard that stops, and has no entity in memory, may leave: handled messages are
         removed from the store, as far as it answers, and no append is under way."""
-        settled = True
-        for box in [box for box in self._boxes.values() if box.hosted is hosted]:
-            if not box.machine.stopping:
-                self._act(box, box.machine.stop())
-            settled = settled and box.machine.is_settled
-        return settled
+        return self._table.settles(hosted, lambda box: self._act(box, box.machine.stop()))
 
     def close(self, hosted: Shard) -> None:
         """Forget a shard that leaves this node. Its messages that are not stored leave, too."""
-        for box in [box for box in self._boxes.values() if box.hosted is hosted]:
+        for box in self._table.of(hosted):
             self._close(box)
 
     def _close(self, box: EntityMailbox) -> None:
         box.closed = True
         self._arm(box)
-        self._boxes.pop(box.key, None)
+        self._table.remove(box)
         self.room.size -= box.counted
         left = box.machine.leave()
         if left:
@@ -732,11 +698,13 @@ class DurableMailboxes:
     def stop(self) -> None:
         """Cancel everything: the node ends."""
         self.lists.stop()
+        self._looked_at.stop()
+        self._trims.cancel()
         self._tasks.cancel()
         for box in self._boxes.values():
             box.closed = True
             self._arm(box)
-        self._boxes.clear()
+        self._table.clear()
 
     def claim_again(self) -> None:
         """Read every journal anew, and list its entity: the store may have lost something."""
@@ -746,17 +714,21 @@ class DurableMailboxes:
 
     def sweep(self, tick: int) -> None:
         """Trim, remove mailboxes that are empty, and keep entities with messages in memory. Called
-        about once a second."""
-        for box in list(self._boxes.values()):
-            if box.hosted.stopping is not None:
+        about once a second; it goes on in the next turns if they are many."""
+        if not self._looked_at:
+            self._looked_at.add(self._boxes.values())
+        self._recover_some()
+
+    def _look(self, some: list[EntityMailbox]) -> None:
+        for box in some:
+            if box.closed or box.hosted.stopping is not None or self._host.gate.closed:
                 continue
             if effects := box.machine.look():
                 self._act(box, effects)
             if box.machine.waiting:
                 activation = self._host.find(box.key, box.hosted.shard)
                 if activation is not None:
-                    activation.used = tick
-        self._recover_some()
+                    activation.used = self._host.runner.tick
 
     # ---- for operators, and figures
 

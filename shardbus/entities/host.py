@@ -41,9 +41,10 @@ from shardbus.entities.durable_mailboxes import mailboxes_of
 from shardbus.entities.entity_sends import EntitySends, delivers
 from shardbus.entities.entity_type import EntityType, Invoker, StopReason
 from shardbus.entities.gate import SuspensionGate
+from shardbus.entities.in_turns import InTurns
 from shardbus.entities.lost_attributes import watch_states
 from shardbus.entities.merging import MergedStates, sharing
-from shardbus.entities.passivation import Passivator
+from shardbus.entities.passivation import STOPPED_AT_ONCE, Passivator
 from shardbus.entities.projecting import Projecting
 from shardbus.entities.reassertion import raise_fences
 from shardbus.entities.remembering import RememberedEntities
@@ -122,8 +123,10 @@ class Host:
         self.active = self.activations.active
         self._context = FirstContext if kind.interface.instances is None else InstanceContext
         self.passivator = Passivator(
-            settings, loop, self.active, self.counts, self._passivate, self.runner.abandoned
-        )
+            settings, loop, self.active, self.counts, self._passivate, self.runner.abandoned,
+            self.gate,
+        )  # fmt: skip
+        self._stopping = InTurns(loop, self._end_some, STOPPED_AT_ONCE)
         self.deaf = DeafEntities(kind.name, self.runner)
         if kind.codec is not None:
             watch_states(kind.codec, loop)
@@ -310,8 +313,9 @@ class Host:
     def stop_shards(
         self, shards: list[str], reason: StopReason, patience: float | None = None
     ) -> None:
-        """Stop every entity of these shards: by default after the messages in its mailbox; after a
-        failure, at once. Entities that have not stopped within `patience` seconds are cut off."""
+        """Stop every entity of these shards: by default after the messages in its mailbox, some in
+        each turn of the loop; after a failure, at once. Entities that have not stopped within
+        `patience` seconds are cut off."""
         present = [self.shards[shard] for shard in shards if shard in self.shards]
         unknown = [shard for shard in shards if shard not in self.shards]
         hosted = [h for h in present if not h.stopping]
@@ -319,8 +323,10 @@ class Host:
         for h in hosted:
             h.admit(False)
             h.stopping = reason
-            for activation in list(h.activations.values()):
-                self.end(activation, reason)
+            if reason in AFTER_CURRENT or patience == 0:
+                self._end_some(list(h.activations.values()))
+            else:
+                self._stopping.add(h.activations.values())
             for activation in self.remembered.abandon(h) if self.remembered is not None else ():
                 activation.stopping = activation.stopping or reason
                 self.runner.settle(activation)
@@ -333,6 +339,13 @@ class Host:
             self._cut_off(left)
         for shard in unknown:
             self._on_down(shard)
+
+    def _end_some(self, some: list[Activation]) -> None:
+        """Ask entities of shards that stop to stop, if they are in memory yet."""
+        for activation in some:
+            hosted = activation.shard
+            if hosted.stopping and hosted.activations.get(activation.key) is activation:
+                self.end(activation, hosted.stopping)
 
     def _cut_off(self, shards: list[Shard]) -> None:
         """End the rest of these shards: their time to stop is over."""
@@ -522,6 +535,7 @@ class Host:
         self.deferred.close()
         self.runner.close()
         self.passivator.stop()
+        self._stopping.stop()
 
     # ---- for contexts
 

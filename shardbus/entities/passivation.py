@@ -3,7 +3,8 @@
 A type declares both by `passivation_settings.Passivation`.
 
 **Idle time.** Every message writes the coarse time into its activation. Periodically all
-activations are checked, and those unused for `passivate_after` are passivated.
+activations are checked, and those unused for `passivate_after` are passivated, both some in each
+turn of the loop (`in_turns`). One that was used meanwhile stays.
 
 **The limit.** Each start over the limit schedules a pass at the end of the loop's turn, which
 passivates the excess. The policy (`eviction`) names the victims, as follows, because a message
@@ -39,6 +40,8 @@ from collections.abc import Callable, Iterable, Mapping
 from shardbus.config.settings import ShardingSettings
 from shardbus.entities import eviction
 from shardbus.entities.activation import Activation, LifeState
+from shardbus.entities.gate import SuspensionGate
+from shardbus.entities.in_turns import InTurns
 from shardbus.entities.supervision import EntityCounts
 from shardbus.errors import Refused
 from shardbus.transport.asks import CoarseClock
@@ -47,6 +50,10 @@ USES_CHECKED_MAX = 5000
 """Entities checked for uses in one sweep, for a policy that counts uses."""
 PASS_MIN = 256
 """Entities that may leave in any pass."""
+LOOKED_AT_ONCE = 5000
+"""Entities that one turn checks for their idle time."""
+STOPPED_AT_ONCE = 100
+"""Idle entities that one turn passivates."""
 CHECKS = 16
 """Checks in one pass, for each entity that may leave."""
 
@@ -80,6 +87,7 @@ class Passivator:
         counts: EntityCounts,
         passivate: Callable[[Activation], None],
         abandoned: Callable[[Activation], bool],
+        gate: SuspensionGate,
     ) -> None:
         self.settings, self.limit = settings, settings.active_entity_limit
         self.limited = self.limit > 0
@@ -101,7 +109,10 @@ class Passivator:
         """Entities still to be checked for uses, of those in memory when the round began."""
         self._measured = (0, 0)
         self._own_timeouts: dict[Activation, None] = {}
-        self._swept = 0
+        self._gate = gate
+        self._checked = InTurns(loop, self._find_idle, LOOKED_AT_ONCE)
+        self._idle = InTurns(loop, self._passivate_idle, STOPPED_AT_ONCE)
+        self._tick = self._swept = 0
 
     def resize(self, limit: int, activations: Iterable[Activation]) -> None:
         """Set another limit, 0 for none. `activations`: all that are in memory.
@@ -150,7 +161,9 @@ class Passivator:
         self._own_timeouts[activation] = None
 
     def stop(self) -> None:
-        """Cancel the pass: the node ends."""
+        """Cancel the pass and the checks: the node ends."""
+        self._checked.stop()
+        self._idle.stop()
         if self._pass is not None:
             self._pass.cancel()
 
@@ -205,31 +218,50 @@ class Passivator:
 
     def sweep(self, tick: int) -> None:
         """Passivate entities that were idle for too long, and collect uses for the policy. Called
-        about once a second."""
-        for activation in list(self._own_timeouts):
-            timeout = activation.extras.idle_timeout if activation.extras is not None else None
-            if (
-                timeout
-                and self._at_rest(activation)
-                and tick - activation.used >= CoarseClock.ticks(timeout)
-            ):
-                self._passivate(activation)
+        about once a second; it goes on in the next turns if they are many."""
         if self._policy is not None:
             if self._policy.counts_uses:
                 self._collect_uses(self._policy)
             self._schedule_pass()
-        after = self.settings.passivate_after
-        if (
-            after <= 0
-            or self.settings.remember
-            or tick - self._swept < CoarseClock.ticks(after) // 4
-        ):
+        if self._checked or self._idle:
+            return  # the last one is not over
+        self._tick, after = tick, self._passivate_after
+        if after and tick - self._swept >= after // 4:
+            self._swept = tick
+            self._checked.add(self._active.values())
+        else:
+            self._checked.add(self._own_timeouts)
+
+    @property
+    def _passivate_after(self) -> int:
+        """Return the ticks after which idle entities leave memory; 0 for never."""
+        return 0 if self.settings.remember else _ticks(self.settings.passivate_after)
+
+    def _find_idle(self, some: list[Activation]) -> None:
+        """Add those that were idle for too long to the ones that leave."""
+        after, tick = self._passivate_after, self._tick
+        since = tick - after if after else -1
+        own = self._own_timeouts
+        self._idle.add(
+            activation
+            for activation in some
+            if (activation.used <= since or activation in own) and self._is_late(activation, after)
+        )
+
+    def _is_late(self, activation: Activation, after: int) -> bool:
+        """True if an entity in memory was idle for its own time, or else for `after` ticks."""
+        extras = activation.extras
+        if extras is not None and extras.idle_timeout is not None:
+            after = _ticks(extras.idle_timeout)
+        return 0 < after <= self._tick - activation.used and self._at_rest(activation)
+
+    def _passivate_idle(self, some: list[Activation]) -> None:
+        if self._gate.closed:
             return
-        self._swept = tick
-        idle_since = tick - CoarseClock.ticks(after)
-        idle = [c for c in self._active.values() if c.used <= idle_since and self._at_rest(c)]
-        for activation in idle:
-            if activation not in self._own_timeouts:
+        after, active = self._passivate_after, self._active
+        for activation in some:
+            here = active.get(activation.key) is activation or activation in self._own_timeouts
+            if here and self._is_late(activation, after):
                 self._passivate(activation)
 
     def _collect_uses(self, policy: eviction.EvictionPolicy) -> None:
@@ -256,3 +288,8 @@ class Passivator:
         if activation.extras is not None and activation.extras.stash:
             return False
         return activation.idle or (not self.settings.remember and self._abandoned(activation))
+
+
+def _ticks(seconds: float) -> int:
+    """Return the ticks of a time, one at least; 0 for none."""
+    return max(CoarseClock.ticks(seconds), 1) if seconds > 0 else 0

@@ -16,28 +16,20 @@ shard before all levels are done; then all do:
 Each level has an equal part of the time to stop, the entities within it that run again included.
 The shards that are ready for the next level in one turn of the loop go there together.
 
-Shards with many entities do not stop in one turn of the loop: after `STOPS_AT_ONCE` entities the
-node handles the messages for others, and reports the shards that have stopped.
-
 Source: S3.4-S3.6.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import groupby
 
 import msgspec
 
 from shardbus.entities.entity_type import StopReason
 from shardbus.entities.host import Host
 from shardbus.sharding.messages import CarriedEntity
-
-STOPS_AT_ONCE = 100
-"""Entities that are stopped before the loop does its other work. The shard that reaches this number
-is stopped as a whole."""
-
 
 ENDING = -1
 """In place of a level: all are done."""
@@ -68,7 +60,7 @@ class ShardHosts:
         self._stops: dict[str, _Stop] = {}
         self._ready: list[str] = []
         """Shards that the next level must stop."""
-        self._to_stop: deque[tuple[str, StopReason]] = deque()
+        self._to_stop: list[tuple[str, StopReason]] = []
 
     def __iter__(self) -> Iterator[Host]:
         return (host for level in self._levels for host in level)
@@ -104,23 +96,16 @@ class ShardHosts:
             host.set_arrivals(shard, local, via)
 
     def stop_soon(self, shard: str, reason: StopReason) -> None:
-        """Stop a shard, which admits nothing any more, in one of the next turns of the loop."""
+        """Stop a shard, which admits nothing any more, in the next turn of the loop."""
         if not self._to_stop:
-            self._loop.call_soon(self._stop_first)
+            self._loop.call_soon(self._stop_waiting)
         self._to_stop.append((shard, reason))
 
-    def _stop_first(self) -> None:
-        """Stop the first shards that wait, and leave the others to a later turn."""
-        reason, entities = self._to_stop[0][1], 0
-        shards: list[str] = []
-        while self._to_stop and self._to_stop[0][1] is reason and entities < STOPS_AT_ONCE:
-            shard, _ = self._to_stop.popleft()
-            hosted = (host.shards.get(shard) for host in self)
-            entities += sum(entry.live for entry in hosted if entry is not None)
-            shards.append(shard)
-        if self._to_stop:
-            self._loop.call_soon(self._stop_first)
-        self.stop_shards(shards, reason)
+    def _stop_waiting(self) -> None:
+        """Stop the shards that wait for it."""
+        waiting, self._to_stop = self._to_stop, []
+        for reason, group in groupby(waiting, key=lambda each: each[1]):
+            self.stop_shards([shard for shard, _ in group], reason)
 
     def stop_shards(
         self, shards: list[str], reason: StopReason, patience: float | None = None

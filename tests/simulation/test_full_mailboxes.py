@@ -31,7 +31,8 @@ from shardbus import DeliveryFailed, Entity, ShardBus, handler
 from shardbus.deliveries.durable_mailbox import Acceptance, AppendMail, DurableMailbox
 from shardbus.deliveries.numbers import DeliveryNumber
 from shardbus.entities.activation import Activation, Message
-from shardbus.entities.durable_mailboxes import DurableMailboxes, EntityMailbox
+from shardbus.entities.durable_mailboxes import DurableMailboxes
+from shardbus.entities.mailbox_table import EntityMailbox
 from shardbus.entities.mailboxes import MailboxLimits
 from shardbus.testing import TestCluster
 from tests.markers import long_only

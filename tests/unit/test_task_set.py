@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 from typing import Any
 
 import pytest
 
-from shardbus.task_set import TaskSet, failed_tasks, watch
+from shardbus.task_set import TaskQueue, TaskSet, failed_tasks, watch
 from tests.waiting import turns
 
 
@@ -124,3 +125,31 @@ async def test_no_task_begins_inside_spawn() -> None:
     loop.set_task_factory(None)
     await tasks.wait(10)
     assert said == ["spawned", "begins"]
+
+
+async def test_a_queue_runs_so_many_at_a_time_and_the_others_in_order() -> None:
+    queue, loop = TaskQueue(2), asyncio.get_running_loop()
+    gates = [asyncio.Event() for _ in range(5)]
+    begun: list[int] = []
+
+    async def work(number: int) -> None:
+        begun.append(number)
+        await gates[number].wait()
+        if number == 1:
+            raise ValueError("a failed one makes room, too")
+
+    for number in range(5):
+        queue.add(partial(work, number), loop)
+    await turns(2)
+    assert begun == [0, 1]
+    gates[1].set()
+    await turns(4)
+    assert begun == [0, 1, 2]
+    gates[0].set()
+    gates[2].set()
+    await turns(4)
+    assert begun == [0, 1, 2, 3, 4]
+    queue.add(partial(work, 0), loop)
+    queue.cancel()
+    await turns(4)
+    assert begun == [0, 1, 2, 3, 4], "what waited is forgotten"

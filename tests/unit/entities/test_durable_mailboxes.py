@@ -28,6 +28,7 @@ from shardbus import (
 from shardbus.admin.pages import states as state_pages
 from shardbus.deliveries.durable_mailbox import StoredMail, write_mail
 from shardbus.deliveries.numbers import MARK, DeliveryNumber, NumberKind
+from shardbus.entities import durable_mailboxes
 from shardbus.entities.durable_mailboxes import LIST, DurableMailboxes
 from shardbus.shells.message_account import account_of
 from shardbus.store.memory import _Remembered
@@ -46,7 +47,8 @@ held: set[int] = set()
 
 
 @pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(durable_mailboxes, "LOOKED_AT_ONCE", 1)
     yield
     failing.clear()
     calls.clear()

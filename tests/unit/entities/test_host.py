@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from shardbus import Entity, ShardBus, StopReason, handler
+from shardbus.entities import host
 from shardbus.entities.activation import Shard
 from shardbus.entities.activation_table import INDEX_S, ActivationTable
 from shardbus.errors import LocalProtocolError, Unhandled
@@ -346,6 +347,49 @@ async def test_B59_a_shard_that_has_lost_its_lease_ends_its_current_messages_and
         await waiting
     await b.stopped()
     assert log.rows == [0, ("idle", StopReason.FAILURE), 1, ("e", StopReason.FAILURE)]
+
+
+@pytest.mark.parametrize(
+    ("reason", "patience", "at_once"),
+    [
+        (StopReason.HANDOFF, None, False),
+        (StopReason.SHUTDOWN, 60.0, False),
+        (StopReason.HANDOFF, 0.0, True),
+        (StopReason.FAILURE, 60.0, True),
+    ],
+)
+async def test_a_shard_with_many_entities_stops_in_several_turns_if_there_is_time(
+    monkeypatch: pytest.MonkeyPatch, reason: StopReason, patience: float | None, at_once: bool
+) -> None:
+    monkeypatch.setattr(host, "STOPPED_AT_ONCE", 2)
+    b = bench(log := Log())
+    for entity_id in "abcdefg":
+        await b.ask(entity_id, "hit", 0)
+    log.rows.clear()
+    b.ask("g", "hit", 1)
+    b.host.stop_shards([Bench.SHARD], reason, patience)
+    stopped = [row[0] for row in log.rows if isinstance(row, tuple)]
+    assert stopped == list("abcdefg" if at_once else "ab")
+    await b.stopped()
+    ends = [(entity_id, reason) for entity_id in "abcdefg"]
+    assert sorted(row for row in log.rows if isinstance(row, tuple)) == ends
+    assert b.host.counts.cut_off == 0
+
+
+async def test_entities_that_are_cut_off_before_their_turn_stop_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host, "STOPPED_AT_ONCE", 2)
+    b = bench(Log())
+    for entity_id in "abcdefg":
+        await b.ask(entity_id, "hit", 0)
+    b.stop()
+    b.host.stop_shards([Bench.SHARD], StopReason.FAILURE, 0.0)
+    assert b.down == [Bench.SHARD]
+    assert b.host.entities == 0
+    await turns(20)
+    assert b.down == [Bench.SHARD]
+    assert sum(b.host.counts.stopped.values()) == 7
 
 
 @pytest.mark.parametrize("handing_off", [True, False])

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from shardbus import ConfigError, Entity, Refused, ShardBus, StopReason, handler
 from shardbus.config.settings import ShardingSettings
+from shardbus.entities import passivation
 from shardbus.entities.passivation import CHECKS, PASS_MIN
 from tests.unit.entities.entity_kit import Bench, Log
 from tests.waiting import turns, until
@@ -353,6 +354,67 @@ async def test_an_own_idle_timeout_does_not_hold_a_place() -> None:
     await use(b, "b c")
     assert log.gone == "a"
     assert b.host.passivator._own_timeouts == {}
+
+
+# Many at a time
+
+
+@pytest.fixture
+def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One turn checks three entities for their idle time, and stops two."""
+    monkeypatch.setattr(passivation, "LOOKED_AT_ONCE", 3)
+    monkeypatch.setattr(passivation, "STOPPED_AT_ONCE", 2)
+
+
+@pytest.mark.usefixtures("few_at_once")
+async def test_many_idle_entities_leave_in_several_turns() -> None:
+    b = bench(log := Log(), passivate_after=10)
+    await use(b, "a b c d e f g")
+    b.pass_ticks(300)
+    assert log.gone == "a b", "no more in one turn"
+    b.pass_ticks(1)
+    assert log.gone == "a b", "one check at a time"
+    await turns(10)
+    assert log.gone == "a b c d e f g"
+
+
+@pytest.mark.usefixtures("few_at_once")
+@pytest.mark.parametrize(
+    ("meanwhile", "stays"),
+    [("used", "c"), ("suspended", "c d e f g"), ("moving", "c d e f g"), ("closed", "c d e f g")],
+)
+async def test_an_idle_entity_is_spared_if_something_happens_before_its_turn(
+    meanwhile: str, stays: str
+) -> None:
+    b = bench(Log(), passivate_after=10)
+    await use(b, "a b c d e f g")
+    b.pass_ticks(300)
+    match meanwhile:
+        case "used":
+            b.tell("c", "hit")
+        case "suspended":
+            b.gate.valid_until = b.now
+            assert b.gate.close_if_due()
+        case "moving":
+            b.host.set_arrivals(Bench.SHARD, False, None)
+        case _:
+            b.host.passivator.stop()
+    await turns(10)
+    b.gate.valid_until = math.inf
+    b.gate.poll()
+    await turns(10)
+    assert here(b) == set(stays.split())
+
+
+@pytest.mark.usefixtures("few_at_once")
+async def test_own_idle_timeouts_count_among_many() -> None:
+    b = bench(Log(), passivate_after=10)
+    for entity_id, seconds in [("a", 0), ("b", 300), ("c", 5), ("d", 10)]:
+        await b.ask(entity_id, "timeout", seconds)
+    await use(b, "e f g")
+    b.pass_ticks(300)
+    await turns(10)
+    assert here(b) == {"a", "b"}
 
 
 async def test_messages_for_a_victim_start_its_next_activation_in_order() -> None:

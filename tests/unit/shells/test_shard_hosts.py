@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shardbus.entities.entity_type import StopReason
 from shardbus.entities.host import Host
-from shardbus.shells.shard_hosts import STOPS_AT_ONCE, ShardHosts
+from shardbus.shells.shard_hosts import ShardHosts
 
 SHARDS = ["1", "2", "3"]
 
@@ -159,23 +159,17 @@ def test_a_single_type_stops_its_shards_itself() -> None:
     assert (log, down) == ([("order", "stop", "1", 3.0)], ["1"])
 
 
-def test_shards_with_many_entities_stop_in_turns_of_the_loop() -> None:
-    half = STOPS_AT_ONCE // 2
-    entities = {"1": half, "2": half, "3": 3 * half, "4": 1, "5": 0, "6": 1}
+def test_shards_that_must_stop_do_so_in_the_next_turn_together() -> None:
     log: list[Any] = []
     loop, host = Turns(), Recorder("order", log)
-    host.shards = {shard: SimpleNamespace(live=live) for shard, live in entities.items()}
     hosts = ShardHosts(
         cast("Host", host), cast("asyncio.AbstractEventLoop", loop), lambda shard: None
     )
-    for shard in "12345":
-        hosts.stop_soon(shard, StopReason.HANDOFF)
-    assert log == []
-    turns: list[str] = []
-    while loop.due:
-        loop.turn()
-        turns.append("".join(row[2] for row in log))
-        log.clear()
-        if len(turns) == 2:
-            hosts.stop_soon("6", StopReason.SHUTDOWN)
-    assert turns == ["12", "3", "45", "6"]
+    for shard, reason in zip("1234", [StopReason.HANDOFF] * 3 + [StopReason.SHUTDOWN], strict=True):
+        hosts.stop_soon(shard, reason)
+    assert (log, len(loop.due)) == ([], 1)
+    loop.turn()
+    assert "".join(row[2] for row in log) == "1234"
+    hosts.stop_soon("5", StopReason.HANDOFF)
+    loop.turn()
+    assert "".join(row[2] for row in log) == "12345"
