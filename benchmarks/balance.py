@@ -135,7 +135,7 @@ def balance(strategy: AllocationStrategy, seed: int, shards: int = 300, nodes: i
             continue
         if isinstance(strategy, LeastLoad):
             strategy = replace(
-                strategy, loads=estimates.known(table), resting=estimates.resting(now)
+                strategy, loads=estimates.shard_loads(table), resting=estimates.resting(now)
             )
         planned = strategy.rebalance(table, live, {})
         table = moved(table, planned)

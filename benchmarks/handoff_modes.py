@@ -88,13 +88,13 @@ async def leave(mode: str, conditions: Conditions) -> Leave:
             over = time.monotonic_ns()
             await asyncio.sleep(AFTER_S)
         lived = lived_at(victim, load, at)
-        others = {row[0] for row in load.asked} - lived
+        others = {row[0] for row in load.asks} - lived
         moved, stayed = (
-            sorted(1000 * wait for wait in counts.waits(counts.of(some, load.asked), at, over))
+            sorted(1000 * wait for wait in counts.waits(counts.of(some, load.asks), at, over))
             for some in (lived, others)
         )
-        tally = counts.tally(load.told, [row for rows in load.handled.values() for row in rows])
-        return Leave(moved, stayed, counts.failed(load.asked), len(tally.lost), tally.reordered)
+        tally = counts.tally(load.tells, [row for rows in load.handled.values() for row in rows])
+        return Leave(moved, stayed, counts.failed(load.asks), len(tally.lost), tally.reordered)
 
 
 async def compare(modes: list[str], rounds: int, conditions: Conditions) -> None:

@@ -49,11 +49,11 @@ class Sheet:
         self._what, self._parameters = what, parameters
         self._before = os.getloadavg()[0]
         self._failures: list[dict[str, int]] = []
-        self._found: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+        self._values: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
 
     def time(self, name: str, seconds: float) -> None:
         """Add a duration of one round."""
-        self._found[name, "ms"].append(1000 * seconds)
+        self._values[name, "ms"].append(1000 * seconds)
 
     def times(self, name: str, seconds: Iterable[float]) -> None:
         """Add the median, the 99th percentile and the worst value of one round."""
@@ -63,16 +63,16 @@ class Sheet:
 
     def count(self, name: str, value: int, unit: str) -> None:
         """Add a count of one round."""
-        self._found[name, unit].append(value)
+        self._values[name, unit].append(value)
 
     def traffic(self, load: Load) -> counts.Tally:
         """Add the lost, repeated, reordered and failed messages, and the sender's lateness."""
         handled = [row for rows in load.handled.values() for row in rows]
-        tally = counts.tally(load.told, handled)
+        tally = counts.tally(load.tells, handled)
         for name, value in (
-            ("asks", len(load.asked)),
-            ("asks_failed", counts.failed(load.asked)),
-            ("tells", len(load.told)),
+            ("asks", len(load.asks)),
+            ("asks_failed", counts.failed(load.asks)),
+            ("tells", len(load.tells)),
             ("tells_refused", load.end["refused"]),
             ("tells_lost", len(tally.lost)),
             ("tells_duplicated", tally.duplicated),
@@ -90,7 +90,7 @@ class Sheet:
             **self._parameters,
             "load": [round(self._before, 1), round(os.getloadavg()[0], 1)],
         }
-        for (name, unit), values in self._found.items():
+        for (name, unit), values in self._values.items():
             if name == "asks_failed" and self._failures:
                 parameters["failures"] = self._failures
             value = median(values) if unit == "ms" else sum(values)
@@ -124,10 +124,10 @@ async def kill(rounds: int, store: str, which: str) -> Sheet:
                 victim.kill()
                 await asyncio.sleep(AFTER_S)
             orphans = lived_at(victim, load, at)
-            longest = counts.gaps(load.asked, at)
+            longest = counts.gaps(load.asks, at)
             sheet.times("gap", (s for e, s in longest.items() if e in orphans))
             sheet.times("gap_elsewhere", (s for e, s in longest.items() if e not in orphans))
-            others = counts.of(longest.keys() - orphans, load.asked)
+            others = counts.of(longest.keys() - orphans, load.asks)
             sheet.count("asks_failed_elsewhere", counts.failed(others), "asks")
             lost = sheet.traffic(load).lost
             sheet.count("tells_lost_elsewhere", sum(e not in orphans for e, _ in lost), "tells")
@@ -150,8 +150,8 @@ async def leave(rounds: int, store: str, which: str) -> Sheet:
                 over = time.monotonic_ns()
                 await asyncio.sleep(AFTER_S)
             sheet.time("ended_after", (over - at) / 1e9)
-            sheet.times("wait", counts.waits(load.asked, at, over))
-            moved = counts.of(lived_at(victim, load, at), load.asked)
+            sheet.times("wait", counts.waits(load.asks, at, over))
+            moved = counts.of(lived_at(victim, load, at), load.asks)
             sheet.times("wait_moved", counts.waits(moved, at, over))
             sheet.times("gap", counts.gaps(moved, at).values())
             sheet.traffic(load)
@@ -172,10 +172,10 @@ async def join(rounds: int, store: str, _which: str) -> Sheet:
                 over = time.monotonic_ns()
                 await asyncio.sleep(AFTER_S)
             sheet.time("even_after", (over - at) / 1e9)
-            sheet.times("wait", counts.waits(load.asked, at, over))
+            sheet.times("wait", counts.waits(load.asks, at, over))
             before = counts.homes(load.handled, at)
             after = counts.homes(load.handled, time.monotonic_ns())
-            moved = counts.of([e for e in after if after[e] != before.get(e)], load.asked)
+            moved = counts.of([e for e in after if after[e] != before.get(e)], load.asks)
             sheet.times("wait_moved", counts.waits(moved, at, over))
             sheet.times("gap", counts.gaps(moved, at).values())
             sheet.traffic(load)
@@ -199,8 +199,8 @@ async def rolling(rounds: int, store: str, _which: str) -> Sheet:
                 over = time.monotonic_ns()
                 await asyncio.sleep(AFTER_S)
             sheet.time("took", (over - at) / 1e9)
-            sheet.times("wait", counts.waits(load.asked, at, over))
-            sheet.times("gap", counts.gaps(load.asked, at).values())
+            sheet.times("wait", counts.waits(load.asks, at, over))
+            sheet.times("gap", counts.gaps(load.asks, at).values())
             sheet.traffic(load)
     return sheet
 
@@ -214,7 +214,7 @@ async def remember(rounds: int, store: str, which: str) -> Sheet:
             await lab.level()
             await lab.messages(0, REMEMBERED - FRESH)
             load = await lab.messages(REMEMBERED - FRESH, FRESH)
-            sheet.times("first_answer", counts.waits(load.asked, 0, time.monotonic_ns()))
+            sheet.times("first_answer", counts.waits(load.asks, 0, time.monotonic_ns()))
             sheet.traffic(load)
             await restarted(lab, sheet)
             await lab.level()

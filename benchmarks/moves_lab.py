@@ -2,7 +2,7 @@
 
     async with Lab.of(3, "redis") as lab:             three nodes, every shard has a home
         async with lab.load() as load: ...            something happens to the nodes
-        load.told, load.asked, load.handled           the messages of the meantime, and their
+        load.tells, load.asks, load.handled           the messages of the meantime, and their
         outcomes
 
 The store is a Redis server of one's own (append-only log, synced each second) or a SQLite file.
@@ -50,8 +50,8 @@ class Load:
         self, lab: Lab, first: int, count: int, limit: int = 0, *, rate: int = RATE
     ) -> None:
         self._lab, self._what = lab, (first, count, rate, limit)
-        self.told: list[Told] = []
-        self.asked: list[Asked] = []
+        self.tells: list[Told] = []
+        self.asks: list[Asked] = []
         self.handled: dict[str, list[Handled]] = {}
         self.end: dict[str, Any] = {}
         """The sender's report at its end."""
@@ -80,8 +80,8 @@ class Load:
             process.stdin.close()
         self.end = json.loads(await process.stdout.read())
         await process.wait()
-        self.told = rows(f"{self._lab.folder}/told", 2)
-        self.asked = rows(f"{self._lab.folder}/asked", 3)
+        self.tells = rows(f"{self._lab.folder}/told", 2)
+        self.asks = rows(f"{self._lab.folder}/asked", 3)
         for path in Path(self._lab.folder).glob("handled-*"):
             process_id = path.name.removeprefix("handled-")
             since = self._begun - 1_000_000_000

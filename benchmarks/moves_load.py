@@ -36,8 +36,8 @@ class Sender:
 
     def __init__(self, client: AsyncClient, first: int, count: int) -> None:
         self.entities = range(first, first + count)
-        self.told = array.array("q")
-        self.asked = array.array("q")
+        self.tells = array.array("q")
+        self.asks = array.array("q")
         self.outcomes: Counter[str] = Counter()
         self.refused = 0
         self.late = 0.0
@@ -71,12 +71,12 @@ class Sender:
         except RequestError:
             self.refused += 1
         else:
-            self.told.extend((entity, number))
+            self.tells.extend((entity, number))
 
     def _answered(self, entity: int, sent: int, asking: asyncio.Future[object]) -> None:
         self._waiting.discard(asking)
         error = asking.exception()
-        self.asked.extend((entity, sent, 0 if error else time.monotonic_ns()))
+        self.asks.extend((entity, sent, 0 if error else time.monotonic_ns()))
         if error:
             self.outcomes[type(error).__name__] += 1
 
@@ -92,7 +92,7 @@ async def main(folder: str, first: int, count: int, rate: float, limit: int, *no
         async with asyncio.timeout(END_WITHIN_S):
             await client.flush()
         lost_batches = client.lost_messages
-    for name, rows in (("told", sender.told), ("asked", sender.asked)):
+    for name, rows in (("told", sender.tells), ("asked", sender.asks)):
         with open(f"{folder}/{name}", "wb") as file:
             rows.tofile(file)
     end = {

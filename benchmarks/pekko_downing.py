@@ -67,7 +67,7 @@ class Fault:
             parts_of.append(frozenset(part))
         return parts_of
 
-    def known(self, part: frozenset[int]) -> list[Pair]:
+    def flags_of(self, part: frozenset[int]) -> list[Pair]:
         """Return the flags in the picture of this part: the flags of its members."""
         return [pair for pair in self.flags if pair[0] in part]
 
@@ -156,7 +156,7 @@ def _copy(fault: Fault, part: frozenset[int]) -> Gossip:
         _node(n): Member(_node(n), 2, status=Status.UP, up_number=n + 1) for n in range(fault.count)
     }
     rows: dict[NodeId, dict[NodeId, Flag]] = defaultdict(dict)
-    for observer, subject in fault.known(part):
+    for observer, subject in fault.flags_of(part):
         accused = (observer, subject) in fault.accused
         rows[_node(observer)][_node(subject)] = Flag.QUARANTINED if accused else Flag.UNREACHABLE
     table = Reachability({o: ObserverRow(1, row) for o, row in sorted(rows.items())})
@@ -184,7 +184,7 @@ class Pekko:
         asking: list[tuple[float, int, set[int], set[int]]] = []
         for part in fault.parts():
             copy = _copy(fault, part)
-            if not fault.known(part):
+            if not fault.flags_of(part):
                 stays |= part
                 continue
             leaders = [n for n in part if leader_of(copy, _node(n)) == _node(n)]
@@ -205,7 +205,7 @@ class Pekko:
     def _ask(
         self, fault: Fault, part: frozenset[int], viewer: int, strategy: str, argument: str
     ) -> tuple[float | None, set[int], set[int]]:
-        records = ",".join(f"{a}>{b}" for a, b in fault.known(part))
+        records = ",".join(f"{a}>{b}" for a, b in fault.flags_of(part))
         seen = ",".join(map(str, sorted(part)))
         assert self._jvm.stdin is not None
         assert self._jvm.stdout is not None

@@ -30,7 +30,7 @@ class SampleMarks:
     `take` must be called. `dice` draws the distances."""
 
     __slots__ = (
-        "_dice", "_last", "_paced_at", "_refilled_at", "_step", "_tokens", "_wanted", "mark",
+        "_dice", "_last", "_paced_at", "_rate", "_refilled_at", "_step", "_tokens", "mark",
     )  # fmt: skip
 
     def __init__(self, rate: int, dice: Random | None = None) -> None:
@@ -48,7 +48,7 @@ class SampleMarks:
             now: seconds of any clock that does not go back.
         """
         weight, self._last = count - self._last, count
-        rate = self._wanted
+        rate = self._rate
         refill, self._refilled_at = (now - self._refilled_at) * REFILL * rate, now
         tokens = min(rate, self._tokens + refill)
         if tokens < 1:
@@ -64,13 +64,13 @@ class SampleMarks:
 
     def pace(self, count: int) -> None:
         """Adapt the mean distance. Called about once a second."""
-        if not self._wanted:
+        if not self._rate:
             return
         passed, self._paced_at = count - self._paced_at, count
-        self._step = max(1, round(passed / self._wanted))
+        self._step = max(1, round(passed / self._rate))
         self.mark = min(self.mark, count + self._step)
 
     def want(self, rate: int) -> None:
         """Sample this number of events a second from now on; with 0, none."""
-        self._wanted, self._tokens = rate, float(rate)
+        self._rate, self._tokens = rate, float(rate)
         self.mark = 0 if rate else NEVER

@@ -148,11 +148,11 @@ class RedisClusterServers:
             with self.client(master) as client:
                 client.config_set("cluster-announce-port", port)
         await until(
-            lambda: all(self._told(master) == set(ports) for master in self.masters),
+            lambda: all(self._announced_ports(master) == set(ports) for master in self.masters),
             "masters that know each other's ports",
         )
 
-    def _told(self, server: RedisServer) -> set[int]:
+    def _announced_ports(self, server: RedisServer) -> set[int]:
         """Return the ports of the masters, as a server gives them to clients."""
         with self.client(server) as client:
             rows = client.execute_command("CLUSTER SLOTS")

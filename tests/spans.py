@@ -42,7 +42,7 @@ class Spans:
     def named(self, name: str) -> list[ReadableSpan]:
         return [span for span in self.all if span.name == name]
 
-    def one(self, name: str) -> ReadableSpan:
+    def span(self, name: str) -> ReadableSpan:
         [span] = self.named(name)
         return span
 

@@ -36,7 +36,7 @@ class StartedServer(ABC):
     def __init__(
         self, folder: Path | None = None, environment: dict[str, str] | None = None
     ) -> None:
-        self._given, self._environment = folder, environment or {}
+        self._chosen_folder, self._environment = folder, environment or {}
         self._process: subprocess.Popen[bytes] | None = None
         self.folder = Path()
         self.port = 0
@@ -59,10 +59,10 @@ class StartedServer(ABC):
         """Fill the folder before the first start."""
 
     def __enter__(self) -> Self:
-        if self._given is None:
+        if self._chosen_folder is None:
             self.folder = Path(tempfile.mkdtemp(prefix=f"shardbus-{self.title.lower()}-"))
         else:
-            self.folder = self._given.absolute()
+            self.folder = self._chosen_folder.absolute()
             self.folder.mkdir(parents=True, exist_ok=True)
         try:
             self._prepare()
@@ -133,5 +133,5 @@ class StartedServer(ABC):
         return False
 
     def _remove(self) -> None:
-        if self._given is None:
+        if self._chosen_folder is None:
             shutil.rmtree(self.folder, ignore_errors=True)

@@ -13,6 +13,7 @@ import math
 import re
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -101,18 +102,26 @@ takes a hundred times as long."""
 def prose_of(path: Path) -> str:
     """Return the prose of a module or of a page, on one line."""
     return (
-        module_of(path)[0]
+        module_of(path).prose
         if path.suffix == ".py"
         else re.sub(r"\s+", " ", CODE.sub("", checked(path)))
     )
 
 
+class Module(NamedTuple):
+    """The prose of a module, the names that it binds, and the attributes that it declares."""
+
+    prose: str
+    bindings: list[str]
+    attributes: list[str]
+
+
 @cache
-def module_of(path: Path) -> tuple[str, list[str]]:
-    """Return the prose of a module and the names that it binds."""
+def module_of(path: Path) -> Module:
+    """Return the prose and the names of a module."""
     text = checked(path)
     nodes = list(ast.walk(ast.parse(text)))
-    return prose(text, nodes), bindings(nodes)
+    return Module(prose(text, nodes), bindings(nodes), attributes(nodes))
 
 
 def prose(text: str, nodes: list[ast.AST]) -> str:
@@ -163,13 +172,16 @@ def test_no_module_is_outside_of_the_packages() -> None:
 # ---- names that hold nothing
 
 VAGUE = {"one", "found", "known", "own", "told", "asked", "wanted", "given"}
-"""Names of variables and parameters that do not say what they hold."""
+"""Names of variables, parameters and attributes that do not say what they hold."""
 VAGUE_PER_1_000 = {"cli/**/*.py": 0, "shardbus/**/*.py": 1} | {
     package: 5
     for package in PACKAGES
     if package.endswith(".py") and package.split("/")[0] not in ("cli", "shardbus")
 }
 """How many of 1,000 bindings of a package may have such a name, rounded up."""
+FIXED = {"shardbus/sharding/instances.py: wanted", "shardbus/wire/control.py: known"}
+"""The attributes that have such a name, for it cannot change: a method of the public API, and a
+field that travels by its name."""
 
 
 def bindings(nodes: list[ast.AST]) -> list[str]:
@@ -184,7 +196,7 @@ def bindings(nodes: list[ast.AST]) -> list[str]:
 
 @pytest.mark.parametrize("package", sorted(VAGUE_PER_1_000))
 def test_a_binding_says_what_it_holds(package: str) -> None:
-    names = {path: module_of(path)[1] for path in sorted(ROOT.glob(package))}
+    names = {path: module_of(path).bindings for path in sorted(ROOT.glob(package))}
     vague = [f"{path.name}: {name}" for path in names for name in names[path] if name in VAGUE]
     total = sum(map(len, names.values()))
     assert len(vague) <= math.ceil(total * VAGUE_PER_1_000[package] / 1000), vague
@@ -198,4 +210,53 @@ def test_parameters_and_every_kind_of_assignment_are_bindings() -> None:
         "one",
         "own",
         "told",
+    ]
+
+
+# ---- attributes
+
+
+def attributes(nodes: list[ast.AST]) -> list[str]:
+    """The attributes that a module's code assigns, and the fields and methods of its classes."""
+    assigned = [
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    ]
+    bodies = [part for node in nodes if isinstance(node, ast.ClassDef) for part in node.body]
+    declarations = [part for part in bodies if isinstance(part, ast.Assign | ast.AnnAssign)]
+    fields = bindings([name for part in declarations for name in ast.walk(part)])
+    methods = [
+        part.name for part in bodies if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    return assigned + fields + methods
+
+
+def test_an_attribute_says_what_it_holds() -> None:
+    paths = {path for package in VAGUE_PER_1_000 for path in ROOT.glob(package)}
+    vague = {
+        f"{path.relative_to(ROOT).as_posix()}: {name}"
+        for path in paths
+        for name in module_of(path).attributes
+        if name.strip("_") in VAGUE
+    }
+    assert vague == FIXED
+
+
+def test_assignments_fields_and_methods_are_attributes() -> None:
+    text = """
+class A:
+    known: int
+    own = 1
+    def told(self, given): self._found, one.wanted = given, 2
+    @property
+    async def asked(self): local = self.one
+"""
+    assert sorted(attributes(list(ast.walk(ast.parse(text))))) == [
+        "_found",
+        "asked",
+        "known",
+        "own",
+        "told",
+        "wanted",
     ]

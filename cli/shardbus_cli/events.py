@@ -70,10 +70,10 @@ class NewEvents:
     """The new events of each answer. `every`: repetitions by another node, too."""
 
     def __init__(self, selection: EventFilter, *, every: bool) -> None:
-        self._wanted, self._every = selection, every
+        self._selection, self._every = selection, every
         self._numbers: dict[str, int] = {}
         """The last event of each node that was taken."""
-        self._told: dict[tuple[object, ...], float] = {}
+        self._reported_at: dict[tuple[object, ...], float] = {}
 
     def take(self, answer: Mapping[str, Any], *, hold: bool) -> list[Row]:
         """Return the new events of an answer, oldest first. With `hold`, those that are too young
@@ -85,18 +85,20 @@ class NewEvents:
             if row["number"] <= self._numbers.get(node, 0) or (hold and now - at < HOLD_S):
                 continue
             self._numbers[node] = row["number"]
-            if self._wanted.takes(row) and self._is_news(row, at):
+            if self._selection.takes(row) and self._is_news(row, at):
                 fresh.append(row)
-        self._told = {key: at for key, at in self._told.items() if now - at < REPEAT_S}
+        self._reported_at = {
+            key: at for key, at in self._reported_at.items() if now - at < REPEAT_S
+        }
         return fresh
 
     def _is_news(self, row: Row, at: float) -> bool:
         """True unless it is an event of membership that another node has reported."""
-        if self._every or self._wanted.seen_by or row.get("type"):
+        if self._every or self._selection.seen_by or row.get("type"):
             return True
         key = row.get("event"), row.get("node"), row.get("text")
-        before = self._told.get(key)
-        self._told[key] = at
+        before = self._reported_at.get(key)
+        self._reported_at[key] = at
         return before is None or at - before >= REPEAT_S
 
 

@@ -56,7 +56,7 @@ class ProcessEnd:
 
     def __init__(self, command: str) -> None:
         self._lasts = command in LASTING
-        self._asked = False
+        self._signalled = False
 
     def handle_signals(self) -> None:
         """Handle the signals, also those that came while a process started anew."""
@@ -70,9 +70,9 @@ class ProcessEnd:
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """End the process. Called between any two instructions."""
-        if self._asked:
+        if self._signalled:
             os._exit(0)
-        self._asked = True
+        self._signalled = True
         self.within(0, EARLY_S)
         raise SystemExit(0)
 

@@ -48,7 +48,7 @@ class ShardFinder:
 
         self._store, self._bus, self._placing = store, bus, placing(store)
         self._records = store if isinstance(store, RecordingStore) else None
-        self._known: dict[str, Callable[[str], str] | None] = {}
+        self._shard_functions: dict[str, Callable[[str], str] | None] = {}
 
     @property
     def places(self) -> bool:
@@ -61,9 +61,9 @@ class ShardFinder:
         Raises:
             ConfigError: neither has it, or the stored states are placed by another layout.
         """
-        if entity_type not in self._known:
-            self._known[entity_type] = await self._function(entity_type)
-        function = self._known[entity_type]
+        if entity_type not in self._shard_functions:
+            self._shard_functions[entity_type] = await self._function(entity_type)
+        function = self._shard_functions[entity_type]
         if function is None:
             from shardbus.errors import ConfigError
 
@@ -74,7 +74,7 @@ class ShardFinder:
 
     def find(self, entity_type: str, entity_id: str) -> str:
         """Return the shard of a type passed to `learn` before, empty if it is not known."""
-        function = self._known.get(entity_type)
+        function = self._shard_functions.get(entity_type)
         return "" if function is None else function(entity_id)
 
     async def _function(self, entity_type: str) -> Callable[[str], str] | None:

@@ -163,12 +163,12 @@ class Demo:
         """Send the same ask to every aircraft, a bounded number at a time."""
         slots = asyncio.Semaphore(SIDE_BY_SIDE)
 
-        async def one(tailnum: str) -> T:
+        async def answer_of(tailnum: str) -> T:
             aircraft = self.client.ref(Aircraft, tailnum)
             async with slots:
                 return await insist(lambda: call(aircraft), Counter())
 
-        return await asyncio.gather(*map(one, self.file))
+        return await asyncio.gather(*map(answer_of, self.file))
 
 
 async def run(store: str, rate: float, folder: Path) -> bool:

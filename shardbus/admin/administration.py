@@ -42,25 +42,25 @@ class OutboxOpeners:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._met: dict[str, tuple[str, float]] = {}
+        self._leases: dict[str, tuple[str, float]] = {}
         """By outbox: the process, and when its lease ends."""
 
-    def met(self, name: str, producer: str, ttl: float) -> None:
+    def record_lease(self, name: str, producer: str, ttl: float) -> None:
         """Note that a process has a lease for `ttl` seconds."""
-        self._met.pop(name, None)
-        self._met[name] = producer, self._now() + ttl
-        if len(self._met) > OPENERS_MAX:
-            del self._met[next(iter(self._met))]
+        self._leases.pop(name, None)
+        self._leases[name] = producer, self._now() + ttl
+        if len(self._leases) > OPENERS_MAX:
+            del self._leases[next(iter(self._leases))]
 
-    def left(self, name: str) -> None:
+    def forget(self, name: str) -> None:
         """Note that a process has closed an outbox."""
-        self._met.pop(name, None)
+        self._leases.pop(name, None)
 
     def rows(self) -> list[list[object]]:
         """Return the outboxes that are open: name, process, and seconds until its lease ends."""
         now = self._now()
-        self._met = {name: row for name, row in self._met.items() if row[1] > now}
-        return [[name, producer, until - now] for name, (producer, until) in self._met.items()]
+        self._leases = {name: row for name, row in self._leases.items() if row[1] > now}
+        return [[name, producer, until - now] for name, (producer, until) in self._leases.items()]
 
 
 class Administration:

@@ -54,19 +54,19 @@ class Contact:
         """Why some node had no room for this client; empty once one had."""
         self._endpoint, self._addresses, self._dice = endpoint, addresses, dice
         self._on_chosen = on_chosen
-        self._found = asyncio.Event()
+        self._search_over = asyncio.Event()
         self._seeking: asyncio.Task[None] | None = None
         self._tasks = TaskSet()
         self._closed = self._had_one = False
 
     async def until_found(self) -> None:
         """Return once there is a contact or the cluster has refused this client."""
-        await self._found.wait()
+        await self._search_over.wait()
 
     def seek(self) -> None:
         """Start to seek a contact, unless that is under way or the client is closed."""
         if not self._closed and (self._seeking is None or self._seeking.done()):
-            self._found.clear()
+            self._search_over.clear()
             self._seeking = self._tasks.spawn(self._find())
 
     def on_refused(self, reason: str) -> None:
@@ -113,7 +113,7 @@ class Contact:
                 if session is not None:
                     self.session, self._had_one, self.denied, self.busy = session, True, "", ""
                     self._on_chosen(session.tag)
-                    self._found.set()
+                    self._search_over.set()
                     return
             if self.denied and not self._had_one:
                 self.refused = self.denied
@@ -121,7 +121,7 @@ class Contact:
                 tries += 1
                 pause = RETRY_MAX_S if self.busy else doubling(RETRY_S, RETRY_MAX_S, tries)
                 await asyncio.sleep(pause * (0.5 + self._dice.random()))
-        self._found.set()
+        self._search_over.set()
 
     def _candidates(self) -> list[Address]:
         """Return the addresses to try, in order: the address of an open session, else all in random

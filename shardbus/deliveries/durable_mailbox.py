@@ -127,7 +127,7 @@ class Mail(msgspec.Struct, eq=False):
     read from the journal."""
     stored: StoredMail | None = None
     """None for one that only passes by in its order, and for one that cannot be read."""
-    asked: bool = False
+    producer_waits: bool = False
     """A producer waits for the confirmation."""
     data: bytes = b""
     place: int = 0
@@ -311,7 +311,7 @@ class DurableMailbox:
             stored = mail.stored
             if stored is not None and _same(stored.number, number):
                 mail.messages.append(message)
-                mail.asked = True
+                mail.producer_waits = True
                 return Acceptance.WAITS
         return Acceptance.REPEATED
 
@@ -434,7 +434,7 @@ class DurableMailbox:
         effects: list[Effect] = []
         self._take_back()
         self._is_known = self._is_known and definite
-        for mail in [mail for mail in self.arrived if mail.asked]:
+        for mail in [mail for mail in self.arrived if mail.producer_waits]:
             self.arrived.remove(mail)
             self._leaves(mail)
             assert mail.stored is not None

@@ -121,7 +121,7 @@ class Message(NamedTuple):
     chain: Chain = ()
 
     @property
-    def own(self) -> bool:
+    def ends_with_activation(self) -> bool:
         """True if the message ends with the activation: it is of a timer, of piped work, or a stop
         message. Any other message starts the next activation."""
         return self.corr == Origin.OWN or self.invoker.name == OUTCOME
@@ -164,7 +164,9 @@ class StopRequest:
 
     def first_own(self, mailbox: deque[Message] | None) -> int | None:
         """Return the index of the first message that does not wait for the next activation."""
-        return next((at for at, message in enumerate(mailbox or ()) if message.own), None)
+        return next(
+            (at for at, message in enumerate(mailbox or ()) if message.ends_with_activation), None
+        )
 
 
 @dataclass(slots=True, eq=False, repr=False)

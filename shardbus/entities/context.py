@@ -317,7 +317,7 @@ class Context:
         Raises:
             StoreUnavailable: they are not known, because a save had no answer.
         """
-        reminders = reminding_of(self._host).known(self._acting("reminders"))
+        reminders = reminding_of(self._host).reminders_of(self._acting("reminders"))
         entries = [] if reminders is None else reminders.record.entries.values()
         return [shown(row) for row in sorted(entries, key=lambda row: (row.due, row.name))]
 

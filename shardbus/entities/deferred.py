@@ -77,7 +77,9 @@ class DeferredWork:
     def __init__(self, kind: EntityType, runner: MessageRunner, stash_max: int) -> None:
         self._name, self._runner, self._stash_max = kind.name, runner, stash_max
         self._stores = kind.durable_mailbox
-        takes = (invoker for invoker in kind.invokers.values() if invoker.one is not None)
+        takes = (
+            invoker for invoker in kind.invokers.values() if invoker.decode_message is not None
+        )
         self._receive = next(takes, None)
         self._working: dict[Activation, None] = {}
         """Entities with work under way."""
@@ -99,10 +101,11 @@ class DeferredWork:
             )
         activation.more().stashed = message.session is not None
         stash, counts = activation.more().stash, self._runner.counts
-        counts.undone += not message.own  # it is handed to a handler again, or dropped
+        # It is handed to a handler again, or dropped.
+        counts.undone += not message.ends_with_activation
         if len(stash) < self._stash_max:
             stash.append(message)
-            counts.stashed += not message.own
+            counts.stashed += not message.ends_with_activation
             return
         counts.lose("mailbox_full", activation.key, *message[:4])
         text = f"{self._name} {activation.key!r} has {counted(len(stash), 'message')} stashed"
@@ -123,7 +126,7 @@ class DeferredWork:
         if extras is None:
             return []
         stash, extras.stash = extras.stash, []
-        self._runner.counts.stashed -= sum(not message.own for message in stash)
+        self._runner.counts.stashed -= sum(not message.ends_with_activation for message in stash)
         return stash
 
     def _current(self, activation: Activation, what: str) -> Message:

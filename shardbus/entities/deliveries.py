@@ -578,7 +578,7 @@ def _as_it_is(answer: bytes) -> bytes:
 def _reader(invoker: Invoker) -> Callable[[Any], Message]:
     """Return a function that decodes a delivery and the arguments of its handler. It takes a
     delivery that a mailbox has decoded, too. It may raise anything."""
-    decode, single, decoders = invoker.one, invoker.single, invoker.decoders
+    decode, single, decoders = invoker.decode_message, invoker.single, invoker.decoders
 
     def read(payload: Any) -> Message:
         number: DeliveryNumber | KeyedAsk

@@ -110,7 +110,7 @@ class Draining:
         self.passes_on = False
         """Messages that a moving shard has not handled go to its next home; else they are
         refused."""
-        self._left: dict[str, list[tuple[str, Message]]] = {}
+        self._unhandled: dict[str, list[tuple[str, Message]]] = {}
         self._me: NodeId | None = None
         self._route_of: Callable[[str], Route | None] = lambda shard: None
         self._awaited: Callable[[Chain], bool] = lambda chain: False
@@ -197,7 +197,7 @@ class Draining:
         """Leave messages that no entity handles here to the next home, or refuse them. `failure`:
         of a start that is not tried again, or None."""
         if self.passes_on and hosted.stopping in MOVES:
-            left = self._left.setdefault(hosted.shard, [])
+            left = self._unhandled.setdefault(hosted.shard, [])
             left.extend((entity_id, message) for message in messages)
             return
         name = self._host.name
@@ -222,14 +222,14 @@ class Draining:
         ]
         self._host.counts.accepted += len(records)
         if records:
-            self._left[hosted.shard] = records + self._left.get(hosted.shard, [])
+            self._unhandled[hosted.shard] = records + self._unhandled.get(hosted.shard, [])
 
-    def take_left(self, shard: str) -> list[tuple[str, Message]]:
+    def take_unhandled(self, shard: str) -> list[tuple[str, Message]]:
         """Return, once, the unhandled messages of a shard that has stopped, by entity id; messages
         of one entity are in order."""
-        return self._left.pop(shard, [])
+        return self._unhandled.pop(shard, [])
 
     @property
     def waiting(self) -> int:
         """Messages of stopped shards that are about to leave."""
-        return sum(map(len, self._left.values()))
+        return sum(map(len, self._unhandled.values()))

@@ -871,7 +871,7 @@ class HandledMail:
         outcome, error = HandOutcome.NOT_READY, "it was interrupted"
         try:
             try:
-                decoded = cast("Any", marked.one)(number)
+                decoded = cast("Any", marked.decode_message)(number)
             except Exception as unreadable:
                 outcome, error = HandOutcome.REFUSED, described(unreadable)
                 return

@@ -207,7 +207,9 @@ class EntitySends:
     def doubt(self, activation: Activation, record: DeliveryRecord, last: int) -> None:
         """Note that the store may have the record with the deliveries up to the number `last`."""
         if last > record.last_stored or activation in self._outgoing:
-            invoker = Invoker(SETTLE, self._read_again, True, {}, one=partial(_same, record))
+            invoker = Invoker(
+                SETTLE, self._read_again, True, {}, decode_message=partial(_same, record)
+            )
             message = Message(invoker, b"", None, Origin.OWN, 0)
             if activation.state < LifeState.STOPPING:
                 activation.shard.host.runner.receive_next(activation, message)
@@ -323,7 +325,7 @@ class EntitySends:
                 activation.used = tick
             elif not activation.busy and activation.shard.stopping is None:
                 settle = partial(self._settle, activation)
-                invoker = Invoker(SETTLE, settle, True, {}, one=partial(_same, outgoing))
+                invoker = Invoker(SETTLE, settle, True, {}, decode_message=partial(_same, outgoing))
                 message = Message(invoker, b"", None, Origin.OWN, 0)
                 activation.shard.host.runner.receive(activation, message, counts=False)
 

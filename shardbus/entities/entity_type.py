@@ -60,13 +60,13 @@ class Directive(Enum):
 
 class Invoker(msgspec.Struct, frozen=True):
     """One method, ready to be called. A handler's arguments are an array, decoded by the decoder of
-    its length; `receive` gets one message, decoded by `one`."""
+    its length; `receive` gets one message, decoded by `decode_message`."""
 
     name: str
     function: Callable[..., Any]
     is_async: bool
     decoders: Mapping[int, Decode]
-    one: Decode | None = None
+    decode_message: Decode | None = None
     single: Decode | None = None
     """The only decoder of a handler that always has one argument."""
     read_all: ReadAll | None = None
@@ -90,7 +90,7 @@ class Invoker(msgspec.Struct, frozen=True):
             function,
             self.is_async,
             self.decoders,
-            self.one,
+            self.decode_message,
             self.single,
             self.read_all,
             self.trace,
@@ -184,8 +184,8 @@ def addressed(invokers: Mapping[str, Invoker], message: object) -> tuple[Invoker
         form = form_of(message)
         payload = form.encode(message)
         invoker = invokers.get(form.method) or invokers.get("")
-        if invoker is not None and invoker.one is not None:
-            invoker.one(payload)
+        if invoker is not None and invoker.decode_message is not None:
+            invoker.decode_message(payload)
             return invoker, payload
         why = "there is no receive" if named is None else "that handler needs arguments"
         near = closest(message, invokers) if isinstance(message, str) and named is None else ""

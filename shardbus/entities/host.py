@@ -484,7 +484,7 @@ class Host:
         waiting = list(activation.mailbox or ())
         activation.mailbox, activation.entity = None, None
         waiting = self.deferred.take_stash(activation) + waiting
-        waiting = [m for m in waiting if not m.own]
+        waiting = [m for m in waiting if not m.ends_with_activation]
         if waiting and not refuses:
             again = self.activate(hosted, entity_id, "restart", deque(waiting))
             if hosted.stopping is not None:

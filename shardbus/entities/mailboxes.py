@@ -185,7 +185,7 @@ class MailboxLimits:
         """Messages in mailboxes that their entities have not sent themselves. Costs a pass over the
         messages."""
         mailboxes = (activation.mailbox or () for activation in self._activations)
-        return sum(not message.own for mailbox in mailboxes for message in mailbox)
+        return sum(not message.ends_with_activation for mailbox in mailboxes for message in mailbox)
 
     def waiting_by_shard(self) -> dict[str, int]:
         """Return how many messages wait for the entities of each shard. Costs the same pass."""

@@ -76,7 +76,7 @@ class MergedStates:
         self._copies: dict[Activation, StateCopy] = {}
         self._by_id: dict[str, set[Activation]] = {}
         self._since: dict[int, tuple[int, int]] = {}
-        self._left: set[str] = set()
+        self._unread: set[str] = set()
         """Ids whose news are still to be read."""
         self._tasks = TaskSet()
         self._looks = False
@@ -186,11 +186,11 @@ class MergedStates:
         """Read the values that have changed, and give them to the entities here."""
         try:
             ids, complete = await self.values.changed(self._since)
-            self._left |= ids & self._by_id.keys() if complete else self._by_id.keys()
-            while self._left:
-                part = sorted(self._left)[:READ_AT_ONCE]
+            self._unread |= ids & self._by_id.keys() if complete else self._by_id.keys()
+            while self._unread:
+                part = sorted(self._unread)[:READ_AT_ONCE]
                 values = await asyncio.gather(*map(self.values.read, part))
-                self._left.difference_update(part)
+                self._unread.difference_update(part)
                 for entity_id, value in zip(part, values, strict=True):
                     for activation in list(self._by_id.get(entity_id, ())):
                         self._hand(activation, value)
@@ -207,7 +207,9 @@ class MergedStates:
         waits = copy.news is not None and activation.busy
         copy.news = value if copy.news is None else joined(copy.news, value)
         if not waits:
-            invoker = Invoker("$merge", self._take_news, False, {}, one=lambda payload: activation)
+            invoker = Invoker(
+                "$merge", self._take_news, False, {}, decode_message=lambda payload: activation
+            )
             message = Message(invoker, b"", None, Origin.OWN, 0)
             self._runner.receive(activation, message, counts=False)
 

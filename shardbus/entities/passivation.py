@@ -96,7 +96,7 @@ class Passivator:
         self._loop, self._active, self._counts = loop, active, counts
         self._passivate, self._abandoned = passivate, abandoned
         self._policy = policy_of(settings, self.limit) if self.limited else None
-        self._known: dict[str, int] = {}
+        self._last_uses: dict[str, int] = {}
         """Ids that count for the limit, and the last use that the policy knows of."""
         self._pass: asyncio.Handle | None = None
         self._threshold = self.limit
@@ -128,14 +128,14 @@ class Passivator:
         self.limit = self._threshold = limit
         self.limited = limit > 0
         if not self.limited:
-            self._policy, self._known, self._round = None, {}, []
+            self._policy, self._last_uses, self._round = None, {}, []
         elif self._policy is not None:
             self._policy.resize(limit)
         else:
             self._policy = policy_of(self.settings, limit)
             for activation in sorted(activations, key=lambda activation: activation.used):
                 self._policy.started(activation.key, activation.used)
-                self._known[activation.key] = activation.used
+                self._last_uses[activation.key] = activation.used
         self._schedule_pass()
 
     # ---- starts and stops
@@ -144,8 +144,8 @@ class Passivator:
         """Note that an entity is in memory; only called with a limit."""
         assert self._policy is not None
         self._policy.started(activation.key, activation.used)
-        self._known[activation.key] = activation.used
-        if len(self._known) > self._threshold:
+        self._last_uses[activation.key] = activation.used
+        if len(self._last_uses) > self._threshold:
             self._since += 1
             if self._pass is None:
                 self._pass = self._loop.call_soon(self._evict)
@@ -153,7 +153,7 @@ class Passivator:
     def forget(self, activation: Activation) -> None:
         """Note that an entity stops or has left memory."""
         self._own_timeouts.pop(activation, None)
-        if self._policy is not None and self._known.pop(activation.key, None) is not None:
+        if self._policy is not None and self._last_uses.pop(activation.key, None) is not None:
             self._policy.stopped(activation.key)
 
     def own_idle_timeout(self, activation: Activation) -> None:
@@ -170,7 +170,7 @@ class Passivator:
     # ---- the limit
 
     def _schedule_pass(self) -> None:
-        if self._pass is None and self._policy is not None and len(self._known) > self.limit:
+        if self._pass is None and self._policy is not None and len(self._last_uses) > self.limit:
             self._pass = self._loop.call_soon(self._evict)
 
     def _evict(self) -> None:
@@ -182,16 +182,16 @@ class Passivator:
         self.evicted += len(victims)
         for activation in victims:
             self._passivate(activation)
-        if len(self._known) <= self.limit:
+        if len(self._last_uses) <= self.limit:
             self._threshold = self.limit
-        elif self._fruitless <= 2 * len(self._known):
+        elif self._fruitless <= 2 * len(self._last_uses):
             self._schedule_pass()
         else:
-            self._fruitless, self._threshold = 0, len(self._known) + len(self._known) // 16
+            self._fruitless, self._threshold = 0, len(self._last_uses) + len(self._last_uses) // 16
 
     def _choose(self, most: int) -> list[Activation]:
         """Return up to `most` victims; they count no more."""
-        policy, uses, victims = self._policy, self._known, list[Activation]()
+        policy, uses, victims = self._policy, self._last_uses, list[Activation]()
         if policy is None:
             return victims
         for _ in range(CHECKS * most):
@@ -266,7 +266,7 @@ class Passivator:
 
     def _collect_uses(self, policy: eviction.EvictionPolicy) -> None:
         """Give the policy uses that it does not know of yet."""
-        unchecked, uses = self._round, self._known
+        unchecked, uses = self._round, self._last_uses
         if not unchecked:
             unchecked.extend(self._active.values())
         for activation in unchecked[-USES_CHECKED_MAX:]:

@@ -69,7 +69,7 @@ class CallChain:
             self._upstream = ()
         return chain
 
-    def asked(self, target: Target, answer: asyncio.Future[Any]) -> None:
+    def note_ask(self, target: Target, answer: asyncio.Future[Any]) -> None:
         """Note that the handler asked an entity."""
         if len(self._asks) >= self._kept_max:
             self._asks = {t: future for t, future in self._asks.items() if not future.done()}

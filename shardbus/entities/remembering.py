@@ -141,7 +141,7 @@ class RememberedEntities:
         return (
             shard_list is not None
             and not shard_list.stale
-            and (shard_list.writing or bool(shard_list.wanted))
+            and (shard_list.writing or bool(shard_list.changes))
         )
 
     def knows(self, hosted: Shard, entity_id: str) -> bool:
@@ -168,7 +168,7 @@ class RememberedEntities:
             if shard_list.stale or not shard_list.read:
                 continue
             for entity_id in shard_list.listed:
-                if entity_id not in shard_list.wanted:
+                if entity_id not in shard_list.changes:
                     self._want(shard_list, entity_id, True)
 
     def abandon(self, hosted: Shard) -> list[Any]:
@@ -205,7 +205,7 @@ class RememberedEntities:
         shard_list.read, shard_list.touched = True, set()
 
     def _want(self, shard_list: ShardList, entity_id: str, listed: bool) -> None:
-        shard_list.wanted[entity_id] = listed
+        shard_list.changes[entity_id] = listed
         if not shard_list.read:
             shard_list.touched.add(entity_id)
         if not shard_list.writing:
@@ -216,9 +216,9 @@ class RememberedEntities:
         shard, fence = shard_list.hosted.shard, shard_list.hosted.fence
         changes = {True: self._store.add_remembered, False: self._store.remove_remembered}
         with suppress(ShardNotHosted):
-            while shard_list.wanted:
+            while shard_list.changes:
                 await asyncio.sleep(0)  # one write for all changes of this turn of the loop
-                batch, shard_list.wanted = shard_list.wanted, {}
+                batch, shard_list.changes = shard_list.changes, {}
                 for listed, change in changes.items():
                     ids = [i for i, want in batch.items() if want is listed]
                     if ids:
@@ -268,13 +268,22 @@ class RememberedEntities:
 class ShardList:
     """This node's knowledge of one shard's list."""
 
-    __slots__ = ("activations", "hosted", "listed", "read", "stale", "touched", "wanted", "writing")
+    __slots__ = (
+        "activations",
+        "changes",
+        "hosted",
+        "listed",
+        "read",
+        "stale",
+        "touched",
+        "writing",
+    )
 
     def __init__(self, hosted: Shard) -> None:
         self.hosted = hosted
         self.listed: set[str] = set()
         """Ids on the list in the store, that stay there."""
-        self.wanted: dict[str, bool] = {}
+        self.changes: dict[str, bool] = {}
         """Changes for the next write: True lists the id, False removes it."""
         self.activations: dict[str, ListedEntity] = {}
         """Entities that start once the store has listed them."""
@@ -307,7 +316,7 @@ class EntityRecovery:
         self._starting: list[Activation] = []
         self._timer: asyncio.Handle | None = None
         self._due = 0.0
-        self._left = 0
+        self._starts_left = 0
         """Constant strategy: entities of this interval that are still to be started."""
 
     @property
@@ -341,14 +350,14 @@ class EntityRecovery:
         self._starting = [a for a in self._starting if a.state < LifeState.RUNNING]
         settings = self._settings
         constant = settings.entity_recovery_strategy == "constant"
-        if constant and not self._left:
-            self._left = settings.entity_recovery_constant_rate_number_of_entities
-        started = self._start_some(self._left if constant else None)
-        self._left -= min(started, self._left)
+        if constant and not self._starts_left:
+            self._starts_left = settings.entity_recovery_constant_rate_number_of_entities
+        started = self._start_some(self._starts_left if constant else None)
+        self._starts_left -= min(started, self._starts_left)
         if not self._queue:
-            self._left = 0
-        elif constant and not (started and self._left):
-            self._left = 0
+            self._starts_left = 0
+        elif constant and not (started and self._starts_left):
+            self._starts_left = 0
             self._later(settings.entity_recovery_constant_rate_frequency)
         elif settings.entity_recovery_strategy == "adaptive" and late > LATE_S:
             self._later(late)

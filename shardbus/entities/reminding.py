@@ -490,7 +490,7 @@ class Reminding:
             raise StoreUnavailable(text, hint="see why the store does not answer", definite=True)
         return entry
 
-    def known(self, activation: Activation) -> EntityReminders | None:
+    def reminders_of(self, activation: Activation) -> EntityReminders | None:
         """Return the reminders of an entity, None if it has none.
 
         Raises:

@@ -113,8 +113,8 @@ class StateReplaced(Exception):
 
 def invoked(invoker: Invoker, entity: Any, payload: bytes) -> Any:
     """Decode a payload, and return the result of the method called with it."""
-    if invoker.one is not None:
-        return invoker.function(entity, invoker.one(payload))
+    if invoker.decode_message is not None:
+        return invoker.function(entity, invoker.decode_message(payload))
     return invoker.function(entity, *invoker.decoders[payload[0]](payload))
 
 
@@ -473,7 +473,9 @@ class EntityRunner:
         if was_called(invoker.function, error):
             return self._failed(activation, error, (invoker, payload, session, corr))
         try:
-            invoker.one(payload) if invoker.one else invoker.decoders[payload[0]](payload)
+            invoker.decode_message(payload) if invoker.decode_message else invoker.decoders[
+                payload[0]
+            ](payload)
         except BaseException as e:
             self.counts.lose("schema", activation.key, invoker, payload, session, corr)
             self.counts.undone += corr != OWN

@@ -276,4 +276,4 @@ def entity_now() -> tuple[str, Activation] | None:
 
 def _shown(invoker: Invoker) -> str:
     """Return the method's name as the application wrote it."""
-    return invoker.name if invoker.one is None else "receive"
+    return invoker.name if invoker.decode_message is None else "receive"

@@ -162,7 +162,7 @@ class RunHandler:
         another context."""
         runner = self._runner
         find, arrive, invoker, session, _, _, ahead = run
-        function, single, decode = invoker.function, invoker.single, invoker.one
+        function, single, decode = invoker.function, invoker.single, invoker.decode_message
         single, decode = (single, decode) if ahead is None else (None, None)
         eager, tick, plain = self._eager, runner.tick, runner.plain
         closed = self._gate.close_if_due
@@ -281,8 +281,8 @@ class RunHandler:
         try:
             if single is not None:
                 value = invoker.function(activation.entity, single(payload)[0])
-            elif invoker.one is not None:
-                value = invoker.function(activation.entity, invoker.one(payload))
+            elif invoker.decode_message is not None:
+                value = invoker.function(activation.entity, invoker.decode_message(payload))
             else:
                 value = invoker.function(activation.entity, *invoker.decoders[payload[0]](payload))
             if invoker.is_async:
@@ -355,7 +355,7 @@ class RunHandler:
         return the result of the handler that waited. Otherwise return True if rows may be left,
         which need another context."""
         runner, (find, arrive, invoker, session, _, _, ahead) = self._runner, run
-        function, single, decode = invoker.function, invoker.single, invoker.one
+        function, single, decode = invoker.function, invoker.single, invoker.decode_message
         single, decode = (single, decode) if ahead is None else (None, None)
         eager, tick, plain, untouched = self._eager, runner.tick, runner.plain, self._eager.base
         task = eager.task

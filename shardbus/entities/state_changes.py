@@ -87,7 +87,9 @@ class StateChange:
             Refused: it was still busy at the end of the time, and nothing was changed. AskTimeout:
                 the store had not answered by then; the state may be changed. Errors of a save.
         """
-        invoker = Invoker("$state", self._replace, True, {}, one=lambda payload: activation)
+        invoker = Invoker(
+            "$state", self._replace, True, {}, decode_message=lambda payload: activation
+        )
         message = Message(invoker, b"", None, Origin.OWN, 0)
         runner.receive(activation, message, counts=False)
         loop = asyncio.get_running_loop()

@@ -163,7 +163,7 @@ class EntityCounts:
         itself to an entity, such as the outcome of piped work, is an object and has no bytes."""
         self.drop(reason, via=corr)
         if self.keep_letter is not None:
-            has_bytes = invoker.one is None or not invoker.name.startswith("$")
+            has_bytes = invoker.decode_message is None or not invoker.name.startswith("$")
             self.keep_letter(
                 reason,
                 entity_id,
@@ -197,7 +197,7 @@ def _stopped_itself(activation: Activation) -> bool:
 
 def _awaited(activation: Activation) -> bool:
     """True if messages of others wait for the entity."""
-    return any(not message.own for message in activation.mailbox or ())
+    return any(not message.ends_with_activation for message in activation.mailbox or ())
 
 
 def _end(pause: asyncio.Future[None]) -> None:
@@ -289,7 +289,7 @@ class Supervisor:
             return False
         failure = extras.start_failure
         if failure is None:
-            if extras.pause is not None and not message.own:
+            if extras.pause is not None and not message.ends_with_activation:
                 _end(extras.pause)
             return False
         if message.session is None or message.deadline > extras.resumes_at:

@@ -24,7 +24,7 @@ from shardbus.ids import Address
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Status, leader_order
 
-MEMBERS_MAX, KNOWN_MAX = 100, 200
+MEMBERS_MAX, CONTACTS_MAX = 100, 200
 """Addresses of each kind in a record, at most."""
 SHOWN = 5
 """Addresses in a sentence, at most."""
@@ -32,18 +32,18 @@ SHOWN = 5
 
 class ClaimRecord(msgspec.Struct, frozen=True):
     """The cluster with this number, as one of its members has written it. `counter` is the lease's.
-    `complete`: no member is left out."""
+    `contacts`: its other addresses. `complete`: no member is left out."""
 
     number: int
     counter: int
     beat: int
     members: tuple[Address, ...]
-    known: tuple[Address, ...] = ()
+    contacts: tuple[Address, ...] = ()
     complete: bool = True
 
     def meets(self, addresses: Iterable[Address]) -> bool:
         """True if one of these addresses belongs to the cluster."""
-        return not {*self.members, *self.known}.isdisjoint(addresses)
+        return not {*self.members, *self.contacts}.isdisjoint(addresses)
 
     def has_ended(self, elsewhere: Collection[Address]) -> bool:
         """True if no member can live: at the address of each is a process that is no member."""
@@ -58,7 +58,7 @@ def record_of(
     members = tuple(m.node.address for m in sorted(live, key=leader_order)[:MEMBERS_MAX])
     others = [address for address in dict.fromkeys(contacts) if address not in members]
     whole = len(live) <= MEMBERS_MAX
-    return ClaimRecord(number, counter, beat, members, tuple(others[:KNOWN_MAX]), whole)
+    return ClaimRecord(number, counter, beat, members, tuple(others[:CONTACTS_MAX]), whole)
 
 
 def named(addresses: Collection[Address]) -> str:

@@ -323,7 +323,7 @@ class ClusterMembership:
             self._out += self._others.on_answer(self.gossip, event.sender, message, at)
             return
         progress = self._admission.on_message(
-            self.gossip, event.sender, event.message, now, event.asked
+            self.gossip, event.sender, event.message, now, event.request_address
         )
         self._apply_progress(progress, event.sender, now)
         self._ask_for_claim(now)

@@ -75,17 +75,17 @@ class PubSubReceived(msgspec.Struct, frozen=True):
 
 
 class ControlReceived(msgspec.Struct, frozen=True):
-    """A message arrived over ROUTER/DEALER. `asked`: the address at which this node asked for it,
-    None for a request, and for an answer from the sender's own address."""
+    """A message arrived over ROUTER/DEALER. `request_address`: the address at which this node made
+    its request, None for a request, and for an answer from the sender's own address."""
 
     sender: NodeId
     message: ControlMessage
-    asked: Address | None = None
+    request_address: Address | None = None
 
     @property
     def at(self) -> Address:
         """The address that the message is from."""
-        return self.asked or self.sender.address
+        return self.request_address or self.sender.address
 
 
 class PeerListening(msgspec.Struct, frozen=True):

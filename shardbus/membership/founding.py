@@ -60,7 +60,7 @@ import msgspec
 from shardbus.backoff import doubling
 from shardbus.config.settings import ClusterSettings
 from shardbus.ids import Address, NodeId
-from shardbus.membership.claim_record import KNOWN_MAX, ClaimRecord, named, record_of
+from shardbus.membership.claim_record import CONTACTS_MAX, ClaimRecord, named, record_of
 from shardbus.membership.downing.split import first_epoch
 from shardbus.membership.events import AcquireLease, FreeClaim, ReadClaim, WriteClaim
 from shardbus.membership.gossip import Gossip
@@ -113,15 +113,15 @@ class FoundingClaim:
         self._me = me
         self._lasts, self._may_found = settings.founding_claim, settings.new_cluster
         self._on = self._waits = self._joins_any = self._rejoins = False
-        self._asked: tuple[str, float] | None = None
+        self._request: tuple[str, float] | None = None
         """The owner in the last request without an answer, and when it was made."""
         self._ask_at = self._asked_at = -inf
         self._valid_until = -inf
         self._granted_at = -inf
         self._counter = 0
-        self._own: tuple[Address, ...] = (me.address,)
+        self._own_addresses: tuple[Address, ...] = (me.address,)
         """This node's address and its seeds."""
-        self._known: dict[Address, None] = {}
+        self._contacts: dict[Address, None] = {}
         """Addresses that belong to this node's cluster, the newest last."""
         self._written = 0
         self._read_at: float | None = -inf
@@ -158,21 +158,21 @@ class FoundingClaim:
         """
         self._on, self._waits, self._joins_any = True, discovers, joins_any
         self._rejoins = rejoins and not discovers
-        self._own = (self._me.address, *seeds)
-        self._known = dict.fromkeys(self._own)
-        self._may_found = self._may_found or not (discovers or self._own[1:])
+        self._own_addresses = (self._me.address, *seeds)
+        self._contacts = dict.fromkeys(self._own_addresses)
+        self._may_found = self._may_found or not (discovers or self._own_addresses[1:])
 
     # -- asking ----------------------------------------------------------------------------------
 
     def deadline(self) -> float | None:
         """Return when a member must ask again."""
-        return self._ask_at if self._on and self._asked is None else None
+        return self._ask_at if self._on and self._request is None else None
 
     def ask(self, gossip: Gossip, now: float) -> AcquireLease | None:
         """Return the request that is due. `gossip` is empty before this node is a member; call it
         then only if this node may found. There is one request at a time, so that an answer is never
         taken for that to a later one."""
-        if not self._on or self._asked is not None or now < self._ask_at:
+        if not self._on or self._request is not None or now < self._ask_at:
             return None
         if not gossip.members and not self._may_found:
             return None
@@ -181,7 +181,7 @@ class FoundingClaim:
         if not number or not (self._is_new(now) or self._renews(gossip)):
             return None
         owner = owner_of(number)
-        self._asked, self._asked_at = (owner, now), now
+        self._request, self._asked_at = (owner, now), now
         return AcquireLease(FOUNDING, owner, self._lasts)
 
     def _is_new(self, now: float) -> bool:
@@ -202,9 +202,9 @@ class FoundingClaim:
 
     def on_result(self, granted: bool | None, counter: int, now: float) -> None:
         """Record the store's answer. None: it could not be reached."""
-        if self._asked is None:
+        if self._request is None:
             return
-        (owner, at), self._asked = self._asked, None
+        (owner, at), self._request = self._request, None
         if granted:
             self._granted_at = at if owner == owner_of(self.own_number) else -inf
             self._valid_until, self._counter = at + self._lasts, counter
@@ -256,15 +256,15 @@ class FoundingClaim:
         self._written += 1
         beat = (self._me.uid >> 2) + self._written
         number = gossip.epochs.get(FOUNDING, 0)
-        return WriteClaim(record_of(gossip, number, self._counter, beat, self._known))
+        return WriteClaim(record_of(gossip, number, self._counter, beat, self._contacts))
 
     def on_members(self, gossip: Gossip, now: float) -> None:
         """Remember the members' addresses, and write a new record soon."""
         for node in gossip.members:
-            self._known.pop(node.address, None)
-            self._known[node.address] = None
-        for address in list(self._known)[: max(0, len(self._known) - KNOWN_MAX)]:
-            del self._known[address]
+            self._contacts.pop(node.address, None)
+            self._contacts[node.address] = None
+        for address in list(self._contacts)[: max(0, len(self._contacts) - CONTACTS_MAX)]:
+            del self._contacts[address]
         if self._on and self.valid(now):
             self._ask_at = min(self._ask_at, max(now, self._asked_at) + ASK_AGAIN_AFTER)
 
@@ -293,7 +293,7 @@ class FoundingClaim:
         self._looked_at = now if answered else -inf
         if record is not None and record.number == self.own_number:
             return ClaimFinding()
-        if record is None or not (self._joins_any or record.meets(self._own)):
+        if record is None or not (self._joins_any or record.meets(self._own_addresses)):
             if self._lives and not self._waits:
                 return ClaimFinding(refusal=self._refusal())
             return ClaimFinding()
@@ -334,7 +334,7 @@ class FoundingClaim:
         self._report_at = now + doubling(REPORT_FIRST_S, REPORT_MAX_S, self._reports)
         record = self._record
         who = named(record.members if record is not None else ())
-        ours = record is not None and (self._joins_any or record.meets(self._own))
+        ours = record is not None and (self._joins_any or record.meets(self._own_addresses))
         if not self._lives:
             left = max(0.0, since + self._lasts * LAPSED_PART - now)
             whose = "this cluster" if ours else "another cluster"

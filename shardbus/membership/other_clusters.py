@@ -55,7 +55,7 @@ class _Seed(msgspec.Struct):
     answers: int = 0
     silent: int = 0
     waits: bool = False
-    found: OtherCluster | None = None
+    cluster: OtherCluster | None = None
 
 
 class OtherClusters:
@@ -130,11 +130,11 @@ class OtherClusters:
                     del self._seeds[address]
                 return self._report()
         seed.answers += 1
-        seed.found = cluster if seed.answers >= SURE_AFTER else None
+        seed.cluster = cluster if seed.answers >= SURE_AFTER else None
         return self._report()
 
     def _report(self) -> list[Effect]:
-        clusters = tuple(seed.found for seed in self._seeds.values() if seed.found is not None)
+        clusters = tuple(seed.cluster for seed in self._seeds.values() if seed.cluster is not None)
         if clusters == self._reported:
             return []
         self._reported = clusters
@@ -142,4 +142,4 @@ class OtherClusters:
 
 
 def _forget(seed: _Seed) -> None:
-    seed.answers, seed.silent, seed.found = 0, 0, None
+    seed.answers, seed.silent, seed.cluster = 0, 0, None

@@ -43,7 +43,7 @@ class Registrations:
 
     def __init__(self, lasts: float) -> None:
         self._lasts = lasts
-        self._seen: dict[Address, tuple[frozenset[str], float]] = {}
+        self._entries: dict[Address, tuple[frozenset[str], float]] = {}
         """The entries of each address, and since when they are these."""
 
     def read(self, entries: Iterable[str], now: float) -> tuple[list[Address], list[str]]:
@@ -53,13 +53,13 @@ class Registrations:
         for entry in entries:
             if (address := address_in(entry)) is not None:
                 by_address.setdefault(address, set()).add(entry)
-        before, self._seen = self._seen, {}
+        before, self._entries = self._entries, {}
         alive, stale = [], []
         for address in sorted(by_address):
             present = frozenset(by_address[address])
             earlier, since = before.get(address, (present, now))
             since = since if earlier == present else now
-            self._seen[address] = (present, since)
+            self._entries[address] = (present, since)
             if now - since < self._lasts:
                 alive.append(address)
             else:

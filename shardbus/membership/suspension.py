@@ -103,7 +103,7 @@ class Suspension:
         self._decide = strategy_of(settings.downing) if settings.suspends else None
         self._beats = settings.failure_detector.heartbeat_interval
         self._contacts: dict[NodeId, float] = {}
-        self._known: frozenset[NodeId] = frozenset()
+        self._nodes: frozenset[NodeId] = frozenset()
         self._members: object = None
         self._refuses_until: dict[NodeId, float] = {}
         self._judged: Gossip | None = None
@@ -162,7 +162,7 @@ class Suspension:
 
     def on_consent(self, node: NodeId, sent_at: float, now: float) -> None:
         """Record that the member consents, in its reply to a request that was sent then."""
-        if sent_at <= now and sent_at > self._contacts.get(node, -inf) and node in self._known:
+        if sent_at <= now and sent_at > self._contacts.get(node, -inf) and node in self._nodes:
             self._contacts[node] = sent_at
             self._renewed = True
 
@@ -213,12 +213,12 @@ class Suspension:
     def _follow(self, gossip: Gossip, now: float) -> None:
         """Forget members that have gone. Take new ones as in contact, as described above."""
         self._members = gossip.members
-        before, self._known = self._known, frozenset(gossip.members)
+        before, self._nodes = self._nodes, frozenset(gossip.members)
         trusted = now if self.valid_until == inf else self.valid_until - self.lifetime
-        kept = {n: at for n, at in self._contacts.items() if n in self._known}
+        kept = {n: at for n, at in self._contacts.items() if n in self._nodes}
         new = dict.fromkeys((n for n in gossip.members if n not in before), trusted)
         self._contacts = {**new, **kept}
-        self._refuses_until = {n: t for n, t in self._refuses_until.items() if n in self._known}
+        self._refuses_until = {n: t for n, t in self._refuses_until.items() if n in self._nodes}
 
     def _end(
         self, gossip: Gossip, others: Collection[NodeId], silent: Collection[NodeId], now: float

@@ -92,24 +92,24 @@ class Survey:
         rng: picks the nodes to ask.
     """
 
-    __slots__ = ("_asked", "_members", "_rng", "found", "looks")
+    __slots__ = ("_asked_nodes", "_members", "_rng", "looks", "vitals")
 
     def __init__(self, members: Collection[NodeId], rng: random.Random) -> None:
         self._members, self._rng = sorted(members), rng
-        self._asked: set[NodeId] = set()
+        self._asked_nodes: set[NodeId] = set()
         self.looks = 0
-        self.found: dict[NodeId, tuple[Vitals, float]] = {}
+        self.vitals: dict[NodeId, tuple[Vitals, float]] = {}
         """The vitals of each node, and their age in seconds."""
 
     def next_look(self) -> list[NodeId]:
         """Return the nodes to ask now; none if every node is known, or after `LOOKS_MAX` looks.
         Nodes that were asked already are not asked again."""
-        rest = [node for node in self._members if node not in self._asked]
+        rest = [node for node in self._members if node not in self._asked_nodes]
         if not self.unseen() or self.looks >= LOOKS_MAX or not rest:
             return []
         self.looks += 1
         chosen = self._rng.sample(rest, min(len(rest), asked_per_look(len(self._members))))
-        self._asked.update(chosen)
+        self._asked_nodes.update(chosen)
         return chosen
 
     def record(self, answers: Iterable[Mapping[NodeId, tuple[Vitals, float]]]) -> None:
@@ -117,10 +117,10 @@ class Survey:
         members = frozenset(self._members)
         for answer in answers:
             for node, (vitals, age) in answer.items():
-                earlier = self.found.get(node)
+                earlier = self.vitals.get(node)
                 if node in members and (earlier is None or age < earlier[1]):
-                    self.found[node] = (vitals, age)
+                    self.vitals[node] = (vitals, age)
 
     def unseen(self) -> list[NodeId]:
         """Return the members that no answer has named."""
-        return [node for node in self._members if node not in self.found]
+        return [node for node in self._members if node not in self.vitals]

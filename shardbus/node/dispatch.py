@@ -125,7 +125,7 @@ class Dispatcher:
         elif region is not None:
             region.on_asks(session, run)
         elif run.type == NodeRpc.TYPE:
-            self._rpc.asked(session, run)
+            self._rpc.answer_questions(session, run)
         else:
             self._endpoint.count_drop("unknown_type")
             self._keep(session, run, "unknown_type")

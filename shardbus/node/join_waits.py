@@ -40,7 +40,7 @@ class JoinWaits:
     def __init__(self, look: Look, loop: asyncio.AbstractEventLoop) -> None:
         self._look, self._loop = look, loop
         self._since: dict[Way, float] = {}
-        self._seen: dict[tuple[Address, str], str] = {}
+        self._findings: dict[tuple[Address, str], str] = {}
         """The findings at an address."""
         self._looked_from: dict[tuple[Address, str], float] = {}
         """When the last look at an address began."""
@@ -57,7 +57,7 @@ class JoinWaits:
         self._links = tuple(links)
         self._since = {way: self._since.get(way, now) for way in map(_way, links)}
         places = {(link.address, link.channel) for link in links}
-        self._seen = {place: seen for place, seen in self._seen.items() if place in places}
+        self._findings = {place: seen for place, seen in self._findings.items() if place in places}
         self._looked_from = {p: at for p, at in self._looked_from.items() if p in places}
         if not links:
             self._began_at, self._lines, self._named = None, 0, ()
@@ -94,14 +94,14 @@ class JoinWaits:
     # ---- the listeners there
 
     def _text(self, link: BrokenLink) -> str:
-        seen = self._seen.get((link.address, link.channel), "")
+        seen = self._findings.get((link.address, link.channel), "")
         text = link.describe()
         return f"{text} ({seen})" if seen and link.by is None else text
 
     def _looked_at(self, links: Sequence[BrokenLink]) -> bool:
         """True if the addresses that this line would name have been looked at."""
         local = [link for link in links if link.by is None][:LOOKS_MAX]
-        return all((link.address, link.channel) in self._seen for link in local)
+        return all((link.address, link.channel) in self._findings for link in local)
 
     def _look_at(self, links: Sequence[BrokenLink], now: float) -> None:
         for link in [link for link in links if link.by is None][:LOOKS_MAX]:
@@ -112,7 +112,7 @@ class JoinWaits:
                 self._looks.spawn(self._look_once(*place), self._loop)
 
     async def _look_once(self, address: Address, channel: str) -> None:
-        self._seen[address, channel] = await self._look(address, channel)
+        self._findings[address, channel] = await self._look(address, channel)
 
 
 def _way(link: BrokenLink) -> Way:

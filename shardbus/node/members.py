@@ -44,7 +44,7 @@ class ClusterMembers:
         former, before, now = self.view, self.alive, self._loop.time()
         self._suspects = set(former.unreachable if former else ())
         self.view = view
-        self.ages.seen(view, now)
+        self.ages.on_view(view, now)
         if self._since is None and view.status is not None:
             self._since = now
         ended = (Status.DOWN, Status.REMOVED)

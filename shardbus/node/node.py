@@ -401,7 +401,7 @@ class Node:
                 self.membership.requests.perform(effect)
             case cluster.Stopped(reason=reason):
                 for singleton in self.singletons.values():
-                    singleton.left(gracefully=reason == cluster.LEFT)
+                    singleton.on_membership_ended(gracefully=reason == cluster.LEFT)
                 self.membership.ended(reason)
             case cluster.CommandRefused(reason=reason):
                 log.error("the cluster refuses: %s", reason)

@@ -135,7 +135,7 @@ class NodeRpc:
             if question.waiting is not None:
                 refuse(question.waiting, error)
 
-    def asked(self, session: Session, run: AskRun) -> None:
+    def answer_questions(self, session: Session, run: AskRun) -> None:
         """Answer the questions of another node."""
         for payload, corr in zip(run.payloads, run.corrs, strict=True):
             try:

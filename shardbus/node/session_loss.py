@@ -63,7 +63,7 @@ class SessionLoss:
     _drops: DropTallies
     _is_member: Callable[[NodeId], bool]
     _loop: asyncio.AbstractEventLoop
-    _left: dict[NodeId, None] = field(default_factory=dict)
+    _left_nodes: dict[NodeId, None] = field(default_factory=dict)
     """Nodes that left, and may still forward messages."""
     _parting: NodeId | None = None
     """The node whose sessions are being given up now."""
@@ -77,7 +77,7 @@ class SessionLoss:
         else:
             self._loop.call_later(DEPART_S, self._endpoint.remove, gone, error)
             if self._endpoint.watch(gone):
-                self._left[gone] = None
+                self._left_nodes[gone] = None
                 self._handle(events.NodeLeft(gone))
                 return
         self._handle(events.NodeGone(gone))
@@ -100,7 +100,7 @@ class SessionLoss:
         member = self._is_member(session.tag)
         is_node = isinstance(session.tag, NodeId)
         ended = is_node and not member and not self._endpoint.watch(session.tag)
-        if ended and session.tag in self._left:
+        if ended and session.tag in self._left_nodes:
             self._part(session.tag)
         for name, region in self._regions.items():
             if lost := session.unconfirmed.get(name):
@@ -124,7 +124,7 @@ class SessionLoss:
         """Give up the sessions of a node that left and forwards nothing any more. Its messages that
         have come are handed out before anything newer can be, here and elsewhere; the rest is
         refused."""
-        del self._left[left]
+        del self._left_nodes[left]
         self._endpoint.departures.announce(left)
         self._parting = left
         try:

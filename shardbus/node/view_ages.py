@@ -22,7 +22,7 @@ class ViewAges:
         self._converged = False
         self._statuses: dict[NodeId, tuple[Status, float]] = {}
 
-    def seen(self, view: MembershipView, now: float) -> None:
+    def on_view(self, view: MembershipView, now: float) -> None:
         """Note a new view."""
         self.unreachable = {node: self.unreachable.get(node, now) for node in view.unreachable}
         before = self._statuses

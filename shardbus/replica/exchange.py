@@ -16,16 +16,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from shardbus.replica.turns import DiskTurns
-from shardbus.replication.messages import Row
 from shardbus.replication.moves import (
     AskDisk,
-    BucketContent,
-    DiskAnswer,
     RingDisk,
 )
 from shardbus.replication.ring import AdoptRing, ReplicaRing
-from shardbus.replication.values import length_of
-from shardbus.replication.versions import DataValue
 from shardbus.wire.disk_frames import (
     decode_disk_answer,
     decode_disk_request,
@@ -34,8 +29,6 @@ from shardbus.wire.disk_frames import (
 )
 from shardbus.wire.replica_frames import ReplicaFrame, encode_body
 
-ROW_BYTES = 460
-"""Memory of a row, beside its key and its state: measured."""
 SOON_S = 1.0
 """Seconds after which a repair follows a replica that came into reach: others may, too."""
 
@@ -77,8 +70,6 @@ class DiskExchange:
         """When the last repair passed; the start before the first one."""
         self._unanswered: int | None = None
         """During a repair: the comparisons that were not answered, before it began."""
-        self.bytes = sum(weight_of(key, row) for key, row in place.registers.rows.items())
-        """Bytes of memory that rows take, about, without replicated values."""
 
     def start(self) -> None:
         """Begin to merge the partitions that are not merged, and to repair."""
@@ -91,12 +82,6 @@ class DiskExchange:
         for timer in (self._timer, self._repair):
             if timer is not None:
                 timer.cancel()
-
-    @property
-    def memory(self) -> int:
-        """Bytes of memory that all rows take, about."""
-        data = self._place.registers.data
-        return self.bytes + data.bytes + ROW_BYTES * data.count
 
     # ---- requests of this disk
 
@@ -121,17 +106,9 @@ class DiskExchange:
             msgspec.MsgspecError: it is none.
         """
         disk, answer = decode_disk_answer(body)
-        before = self._weight(answer)
         effects = self._place.take(disk, answer, self._clock())
-        self.bytes += self._weight(answer) - before
         self._turns.soon()
         self.ask(effects)
-
-    def _weight(self, answer: DiskAnswer) -> int:
-        if not isinstance(answer, BucketContent):
-            return 0
-        rows = self._place.registers.rows
-        return sum(weight_of(key, rows[key]) for key, _, _ in answer.rows if key in rows)
 
     def _arm(self) -> None:
         """Wake at the next deadline of the place."""
@@ -211,11 +188,3 @@ class DiskExchange:
         effects = self._adopt(ring)
         self._turns.soon()
         self.ask(effects)
-
-
-def weight_of(key: str, row: Row) -> int:
-    """Return the bytes of memory of a row, about; 0 for replicated values, whose bytes are counted
-    by `data_rows`."""
-    if isinstance(row.value, DataValue):
-        return 0
-    return ROW_BYTES + len(key) + length_of(row.value)

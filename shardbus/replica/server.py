@@ -36,7 +36,7 @@ from shardbus.errors import ConfigError
 from shardbus.guarded_log import GuardedLog
 from shardbus.ids import Address
 from shardbus.replica.disk import ReplicaDisk
-from shardbus.replica.exchange import ROW_BYTES, DiskExchange
+from shardbus.replica.exchange import DiskExchange
 from shardbus.replica.joining import Joining
 from shardbus.replica.log_check import LogCheck
 from shardbus.replica.peers import ReplicaPeers
@@ -45,7 +45,7 @@ from shardbus.replica.turns import DiskTurns
 from shardbus.replication import messages as msg
 from shardbus.replication.founding import Founding
 from shardbus.replication.moves import AskDisk, RingDisk, partition_asked
-from shardbus.replication.registers import Registers
+from shardbus.replication.registers import ROW_BYTES, Registers
 from shardbus.replication.ring import NO_RING, ReplicaRing
 from shardbus.replication.values import PARTITIONS, growth_of, length_of
 from shardbus.replication.versions import NotTaken
@@ -74,8 +74,9 @@ REPAIR_S = 60.0
 """Between two repairs, and between two counters of the disk."""
 RUN_BITS = 62
 WITH_VALUE = (msg.Promised, msg.RowShown, msg.Taken)
-TAKEN = (msg.Yes, msg.Promised)
-"""The answers to requests that have changed a row."""
+GROWTH_MAX = 64
+"""Bytes by which the rows grow at most for each byte of a CALL: a new row takes 460, and a request
+that makes one 12 at least; an entry of an index takes 100, and 4."""
 
 
 class RingPart(NamedTuple):
@@ -324,28 +325,25 @@ class ReplicaServer:
         if self._turns.is_full:
             self._drop("busy")
             return
-        answers, full, now = list[tuple[int, msg.Answer]](), list[int](), self._clock()
+        registers, now = place.registers, self._clock()
         everywhere = len(place.voting) == PARTITIONS
-        exchange, registers = self._exchange, place.registers
+        roomy = registers.bytes + GROWTH_MAX * len(body) <= self._memory
+        yes, answers, full = list[int](), list[tuple[int, msg.Answer]](), list[int]()
         for number, request in decode_call(body):
             if not (everywhere or self._votes_on(request)):
                 self._drop("not voting")
-                continue
-            more = self._more(request)
-            if more > 0 and exchange.memory + more > self._memory:
+            elif not (roomy or self._fits(request)):
                 if isinstance(request, msg.TakeChange):
                     answers.append((number, NotTaken("memory")))
                 else:
                     full.append(number)
                 self._drop("full")
-                continue
-            answer = registers.handle(request, now)
-            answers.append((number, answer))
-            if more and isinstance(answer, TAKEN) and not isinstance(request, msg.MergeValue):
-                exchange.bytes += more
-        self._turns.after_sync(
-            partial(self._answer, connection, ring, answers, full), max(len(answers), 1)
-        )
+            elif (answer := registers.handle(request, now)) is msg.YES:
+                yes.append(number)
+            else:
+                answers.append((number, answer))
+        count = max(len(yes) + len(answers), 1)
+        self._turns.after_sync(partial(self._answer, connection, ring, yes, answers, full), count)
 
     def _on_other_ring(self, connection: bytes, ring: int) -> None:
         own_ring = self._place.ring
@@ -357,16 +355,19 @@ class ReplicaServer:
     def _send_ring(self, connection: bytes, ring: ReplicaRing) -> None:
         self._send(connection, ReplicaFrame.RING, encode_body(ring), ring.number)
 
+    def _fits(self, request: msg.Request) -> bool:
+        """True if the row takes no more memory with the value of this request, or there is room."""
+        more = self._more(request)
+        return more <= 0 or self.registers.bytes + more <= self._memory
+
     def _more(self, request: msg.Request) -> int:
         """Return how many more bytes of memory the row takes with the value of this request."""
         rows = self.registers.rows
-        if isinstance(request, msg.AcceptValue):  # a save, faster than by its pattern
-            key, _, value, _ = request
-            row = rows.get(key)
-            if row is None:
-                return length_of(value) + ROW_BYTES + len(key)
-            return length_of(value) - length_of(row[2])
         match request:
+            case msg.AcceptValue(key, _, value):
+                row = rows.get(key)
+                former = -ROW_BYTES - len(key) if row is None else length_of(row.value)
+                return length_of(value) - former
             case msg.PrepareBallot(key):
                 return 0 if key in rows else ROW_BYTES + len(key)
             case msg.AcceptChange(key, ballot, _, change):
@@ -424,7 +425,12 @@ class ReplicaServer:
     # ---- answers
 
     def _answer(
-        self, connection: bytes, ring: int, answers: list[tuple[int, msg.Answer]], full: list[int]
+        self,
+        connection: bytes,
+        ring: int,
+        yes: list[int],
+        answers: list[tuple[int, msg.Answer]],
+        full: list[int],
     ) -> None:
         """Send the answers to one call, in frames of bounded length."""
         begin = weight = 0
@@ -432,15 +438,20 @@ class ReplicaServer:
             if isinstance(answer, WITH_VALUE):
                 weight += length_of(answer.value)
                 if weight > REPLY_BYTES:
-                    self._reply(connection, ring, answers[begin : place + 1], [])
+                    self._reply(connection, ring, [], answers[begin : place + 1], [])
                     begin, weight = place + 1, 0
-        self._reply(connection, ring, answers[begin:], full)
+        self._reply(connection, ring, yes, answers[begin:], full)
 
     def _reply(
-        self, connection: bytes, ring: int, answers: list[tuple[int, msg.Answer]], full: list[int]
+        self,
+        connection: bytes,
+        ring: int,
+        yes: list[int],
+        answers: list[tuple[int, msg.Answer]],
+        full: list[int],
     ) -> None:
-        if answers or full:
-            body = encode_reply(self._disk.id, answers, full)
+        if yes or answers or full:
+            body = encode_reply(self._disk.id, answers, full, yes)
             self._send(connection, ReplicaFrame.REPLY, body, ring)
 
     # ---- other replicas
@@ -568,7 +579,7 @@ class ReplicaServer:
             "unmerged": standing.unmerged,
             "behind": place.behind,
             "rows": len(self.registers.rows),
-            "memory": self._exchange.memory,
+            "memory": self.registers.bytes,
             "values": self.registers.data.count,
             "memory_limit": self._memory,
             "log_bytes": plan.bytes,

@@ -79,12 +79,12 @@ class Standing:
         self.starts = stored.starts + 1
         self.counter = max(stored.counter, stored.starts) + 1
         self.life = DiskLife(place.disk, run)
-        self.registry = DiskRegistry(stored.known)
+        self.registry = DiskRegistry(stored.disks)
         self.addresses: dict[int, Address] = {}
         """Where each other disk was last seen."""
         self._runs: dict[Address, tuple[int, int]] = {}
         """The disk and the run of each other replica."""
-        self._heard: dict[int, float] = {}
+        self._heard_at: dict[int, float] = {}
         """When each other disk of the ring was seen last, or missed first."""
         self._sights: dict[int, tuple[float, ReportBody]] = {}
         """The last report of each disk in reach, and when it came."""
@@ -104,7 +104,7 @@ class Standing:
     @property
     def state(self) -> DiskState:
         """The facts to store."""
-        disks = self.registry.known
+        disks = self.registry.disks
         return DiskState(self.starts, self.ring, self.founding.founded, self.counter, disks)
 
     def advance(self, now: float) -> None:
@@ -182,8 +182,8 @@ class Standing:
     def _missed(self, now: float) -> dict[int, float]:
         """Return the other disks of the ring that were not seen of late, and for how long."""
         disks = self.place.ring.disks - {self.place.disk}
-        self._heard = {disk: self._heard.get(disk, now) for disk in disks}
-        return {disk: now - at for disk, at in self._heard.items() if now - at > SILENT_S}
+        self._heard_at = {disk: self._heard_at.get(disk, now) for disk in disks}
+        return {disk: now - at for disk, at in self._heard_at.items() if now - at > SILENT_S}
 
     def is_dispensable(self, now: float) -> bool:
         """True if the process of this disk, which `leaves`, may end: a majority of the ring serves
@@ -243,7 +243,7 @@ class Standing:
         accepts = self.registry.answer(shown, now)
         if report.disk != self.place.disk:
             self.addresses[report.disk] = sender
-            self._heard[report.disk] = now
+            self._heard_at[report.disk] = now
             self._sights[report.disk] = now, report
         self._runs[sender] = report.disk, report.run
         if report.verdict is not None:
@@ -290,7 +290,7 @@ class Standing:
         """Show the stored counter, and judge the answers to it. A process that did not run for a
         while, as on a machine that slept, has missed no disk meanwhile."""
         if now - self._ticked > SILENT_S:
-            self._heard.clear()
+            self._heard_at.clear()
         self._ticked = now
         self.life.show(stored.counter, now)
         self.life.judge(self.ring.disks, now)

@@ -62,7 +62,7 @@ class _Rewrite(msgspec.Struct):
     """Every row is written anew. `number`: the first segment that has them."""
 
     number: int
-    left: Iterator[str]
+    remaining_keys: Iterator[str]
     unwritten: set[str]
 
 
@@ -206,7 +206,7 @@ class DiskTurns:
             else:
                 whole.append(record)
         written = weight = 0
-        for key in rewrite.left:
+        for key in rewrite.remaining_keys:
             if key not in rewrite.unwritten:
                 continue
             rewrite.unwritten.discard(key)

@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from shardbus.replication.messages import EMPTY, KeysChanged, ListChanges, Row
-from shardbus.replication.values import DATA, SEPARATOR, bucket_of, length_of
+from shardbus.replication.values import DATA, SEPARATOR, bucket_of
 from shardbus.replication.versions import Clock, DataValue, clock_of
 
 CHANGES_KEPT = 10_000
@@ -39,7 +39,7 @@ CHANGES_SHOWN = 1000
 class DataRows:
     """The facts about the replicated values of one disk. `disk`: its id."""
 
-    __slots__ = ("bytes", "count", "counter", "disk", "recent", "run", "tombstones", "until")
+    __slots__ = ("count", "counter", "disk", "recent", "run", "tombstones", "until")
 
     def __init__(self, disk: int) -> None:
         self.disk = disk
@@ -47,8 +47,8 @@ class DataRows:
         """The highest counter in any row."""
         self.tombstones: dict[int, dict[str, Clock]] = {}
         """By bucket and key, with their clocks."""
-        self.count = self.bytes = 0
-        """Rows, and the bytes of their keys and values."""
+        self.count = 0
+        """Rows."""
         self.run = 1
         """Set by the driver to a random number; above 0."""
         self.until = 0
@@ -59,10 +59,8 @@ class DataRows:
         """The row of a key has changed; `after` None: it was dropped."""
         if before is not EMPTY:
             self.count -= 1
-            self.bytes -= len(key) + length_of(before.value)
         if after is not None and isinstance(after.value, DataValue):
             self.count += 1
-            self.bytes += len(key) + length_of(after.value)
             self.counter = max([self.counter, *(counter for _, counter in after.value.clock)])
         if key[0] == DATA:
             self._note_tombstone(key, after)

@@ -71,14 +71,14 @@ class DiskVerdict(NamedTuple):
 
 
 class DiskRegistry:
-    """One disk's record of the others' counters and runs. The disk syncs `known` before an answer
+    """One disk's record of the others' counters and runs. The disk syncs `disks` before an answer
     leaves."""
 
-    __slots__ = ("_known", "_seen", "_twice")
+    __slots__ = ("_disks", "_seen_at", "_twice")
 
     def __init__(self, disks: Iterable[DiskKnown] = ()) -> None:
-        self._known = {each.disk: each for each in disks}
-        self._seen: dict[tuple[int, int], float] = {}
+        self._disks = {each.disk: each for each in disks}
+        self._seen_at: dict[tuple[int, int], float] = {}
         """By disk and run: when it was last seen."""
         self._twice: dict[int, float] = {}
         """Disks of which two runs were seen, and when the last of them was."""
@@ -86,14 +86,16 @@ class DiskRegistry:
     def answer(self, shown: DiskShown, now: float) -> bool:
         """Return True if the disk may vote, as far as this one knows."""
         disk, counter, run = shown
-        stored = self._known.get(disk, DiskKnown(disk, 0, run))
+        stored = self._disks.get(disk, DiskKnown(disk, 0, run))
         alive = [
             other
-            for (each, other), seen in self._seen.items()
+            for (each, other), seen in self._seen_at.items()
             if each == disk and other != run and now - seen < SILENT_S
         ]
-        self._seen = {each: seen for each, seen in self._seen.items() if now - seen < SILENT_S}
-        self._seen[disk, run] = now
+        self._seen_at = {
+            each: seen for each, seen in self._seen_at.items() if now - seen < SILENT_S
+        }
+        self._seen_at[disk, run] = now
         if alive:
             self._twice[disk] = now
         if now - self._twice.get(disk, -SILENT_S) < SILENT_S:
@@ -101,22 +103,22 @@ class DiskRegistry:
         if run != stored.run and counter <= stored.counter:
             return False
         if counter > stored.counter or run != stored.run:
-            self._known[disk] = DiskKnown(disk, max(counter, stored.counter), run)
+            self._disks[disk] = DiskKnown(disk, max(counter, stored.counter), run)
         return True
 
     def closed(self, disk: int, run: int) -> None:
         """The connection of this run has closed: it is silent from now on."""
-        self._seen.pop((disk, run), None)
+        self._seen_at.pop((disk, run), None)
 
     def keep(self, disks: Collection[int]) -> None:
         """Forget all disks but these, the members of a new ring."""
-        self._known = {disk: entry for disk, entry in self._known.items() if disk in disks}
+        self._disks = {disk: entry for disk, entry in self._disks.items() if disk in disks}
         self._twice = {disk: at for disk, at in self._twice.items() if disk in disks}
 
     @property
-    def known(self) -> tuple[DiskKnown, ...]:
+    def disks(self) -> tuple[DiskKnown, ...]:
         """The lines that must be in the log."""
-        return tuple(self._known.values())
+        return tuple(self._disks.values())
 
 
 def is_accepted(

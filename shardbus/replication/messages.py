@@ -182,6 +182,9 @@ class Yes(NamedTuple):
     """The value is stored under its ballot, now or before."""
 
 
+YES = Yes()
+
+
 class No(NamedTuple):
     """Refused: the disk has promised a higher ballot. Nothing changed."""
 

@@ -301,8 +301,8 @@ class Proposal:
 
     __slots__ = (
         "adopters", "answers", "asked_at", "ballot", "base", "call", "change", "disks", "fence",
-        "key", "needed", "outdated", "own", "pauses", "phase", "refusals", "resends", "result",
-        "round", "sent", "ticket", "until", "value", "wake", "work",
+        "key", "needed", "outdated", "own_value", "pauses", "phase", "refusals", "resends",
+        "result", "round", "sent", "ticket", "until", "value", "wake", "work",
     )  # fmt: skip
 
     def __init__(self, ticket: Hashable, key: str, work: Operation, until: float) -> None:
@@ -328,7 +328,7 @@ class Proposal:
         self.change: AnyChange | None = None
         self.base: msg.Ballot | None = None
         """ACCEPTING: send the change of the value under this ballot, instead of the value."""
-        self.own = False
+        self.own_value = False
         """ACCEPTING: the value is the save's own."""
         self.result: object = None
         self.outdated = False
@@ -348,7 +348,7 @@ class Proposal:
         self.answers, self.refusals, self.adopters, self.resends = {}, 0, frozenset(), 0
         most = len(disks)
         self.needed = majority(most)
-        if self.own and isinstance(self.work, SaveState):
+        if self.own_value and isinstance(self.work, SaveState):
             self.needed = max(self.needed, min(self.work.copies, most))
         self.sent = True
 
@@ -533,7 +533,7 @@ class Proposer:
             return None
         else:
             proposal.value, proposal.change, proposal.base = None, save.change, group.ballot
-        proposal.own = True
+        proposal.own_value = True
         return group.ballot if again else self._next(group.ballot)
 
     # -- rounds
@@ -549,7 +549,7 @@ class Proposer:
     def _prepare(self, proposal: Proposal, now: float) -> None:
         self._k += 1
         ballot = msg.Ballot(proposal.fence, proposal.round, self.session, self._k)
-        proposal.ballot, proposal.own = ballot, False
+        proposal.ballot, proposal.own_value = ballot, False
         proposal.change = proposal.base = None
         self._ask(proposal, msg.PrepareBallot(proposal.key, ballot), now)
 
@@ -642,7 +642,7 @@ class Proposer:
             case SaveState(_, op, _) as save if not proposal.outdated:
                 state = value if isinstance(value, StateValue) else None
                 if state is None or state.op != op:
-                    proposal.own, proposal.value = True, saved(state, save.change)
+                    proposal.own_value, proposal.value = True, saved(state, save.change)
             case ChangeValue(_, function):
                 step = function(value)
                 proposal.result = step.result
@@ -726,7 +726,7 @@ class Proposer:
         phase = proposal.phase
         if phase in (ProposalPhase.PREPARING, ProposalPhase.ACCEPTING):
             group = self._remember(proposal)
-            if phase is ProposalPhase.ACCEPTING and proposal.own:
+            if phase is ProposalPhase.ACCEPTING and proposal.own_value:
                 reminded = group.reminded
                 self._note_state(group, proposal)
                 group.repeats, group.reminded = True, group.reminded or reminded

@@ -51,6 +51,7 @@ from shardbus.replication.values import (
     bucket_at,
     bucket_of,
     changed,
+    length_of,
     removed_key,
 )
 from shardbus.replication.versions import (
@@ -65,7 +66,9 @@ from shardbus.replication.versions import (
 )
 
 MASK = 2**64 - 1
-YES = msg.Yes()
+ROW_BYTES = 460
+"""Memory of a row, beside its key and its value: measured."""
+YES = msg.YES
 _made = tuple.__new__
 """Makes a named tuple in half the time that its class takes."""
 
@@ -73,11 +76,13 @@ _made = tuple.__new__
 class Registers:
     """The rows of one disk. Reading a row that is not there gives `EMPTY`."""
 
-    __slots__ = ("_accepted_at", "_buckets", "_records", "data", "digests", "rows")
+    __slots__ = ("_accepted_at", "_buckets", "_records", "bytes", "data", "digests", "rows")
 
     def __init__(self, disk: int = -1) -> None:
         self.data = DataRows(disk)
         self.rows: dict[str, msg.Row] = {}
+        self.bytes = 0
+        """Bytes of memory that the rows take, about."""
         self.digests = [0] * BUCKETS
         self._buckets: dict[int, set[str]] = {}
         self._records: list[msg.Record] = []
@@ -193,6 +198,7 @@ class Registers:
             self.digests[bucket] = 0
             for key in keys:
                 row = self.rows.pop(key)
+                self.bytes -= weight_of(key, row)
                 self._accepted_at.pop(key, None)
                 if isinstance(row.value, DataValue):
                     self.data.note(key, row, None)
@@ -213,6 +219,7 @@ class Registers:
             assert key in self._buckets[bucket_of(key)], key
             digests[bucket_of(key)] = (digests[bucket_of(key)] + mark_of(key, row.ballot)) & MASK
         assert digests == self.digests
+        assert self.bytes == sum(weight_of(key, row) for key, row in self.rows.items())
         assert sum(map(len, self._buckets.values())) == len(self.rows)
         values = {k: row.value for k, row in self.rows.items() if isinstance(row.value, DataValue)}
         assert self.data.count == len(values)
@@ -310,6 +317,7 @@ class Registers:
 
     def _drop(self, key: str) -> None:
         row, bucket = self.rows.pop(key), bucket_of(key)
+        self.bytes -= weight_of(key, row)
         self._buckets[bucket].discard(key)
         self.digests[bucket] = (self.digests[bucket] - mark_of(key, row.ballot)) & MASK
         self.data.note(key, row, None)
@@ -323,9 +331,13 @@ class Registers:
 
     def _put(self, key: str, row: msg.Row, after: msg.Row) -> None:
         self.rows[key] = after
-        former, ballot = row.ballot, after.ballot
-        if former == ballot and row is not msg.EMPTY:
+        former, ballot = row[1], after[1]
+        if row is msg.EMPTY:
+            self.bytes += weight_of(key, after)
+        elif former == ballot:
             return  # a promise
+        else:
+            self.bytes += length_of(after[2]) - length_of(row[2])
         number = crc32(key.encode())
         bucket = bucket_at(key, number)
         if row is msg.EMPTY:
@@ -341,6 +353,11 @@ class Registers:
         """Return the seconds since the value was stored, or, after a start, since its first
         look."""
         return now - self._accepted_at.setdefault(key, now) if key[0] == LEASE else 0.0
+
+
+def weight_of(key: str, row: msg.Row) -> int:
+    """Return the bytes of memory of a row, about."""
+    return ROW_BYTES + len(key) + length_of(row.value)
 
 
 def is_there(value: Value) -> bool:

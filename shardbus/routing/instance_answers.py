@@ -33,7 +33,7 @@ class AllAnswers:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Any]) -> None:
         self._loop, self._answer = loop, answer
-        self._found: dict[str, Any] = {}
+        self._outcomes: dict[str, Any] = {}
         self._parts: dict[asyncio.Future[Any], str | Callable[[], str]] = {}
         self._begun = False
 
@@ -46,10 +46,10 @@ class AllAnswers:
         """Add an outcome. If there is one of that name, as of two instances that change places, it
         gets a name of its own."""
         key, n = name, 1
-        while key in self._found:
+        while key in self._outcomes:
             n += 1
             key = f"{name} ({n})"
-        self._found[key] = outcome
+        self._outcomes[key] = outcome
 
     def begin(self) -> None:
         """Wait for the parts: no further one is added."""
@@ -67,7 +67,7 @@ class AllAnswers:
 
     def _check(self) -> None:
         if self._begun and not self._parts and not self._answer.done():
-            self._answer.set_result(dict(sorted(self._found.items())))
+            self._answer.set_result(dict(sorted(self._outcomes.items())))
 
     def _on_answer(self, answer: asyncio.Future[Any]) -> None:
         """Give up the parts: the caller has cancelled the ask."""

@@ -300,10 +300,10 @@ class TracedCall(LoopCall):
         sender, payload, decode = self._sender, self._pack(args, kwargs), self._method.decode_result
         tracer = sender.tracer
         current = tracer.current
-        left = tracer.left = tracer.left - 1
+        left = tracer.countdown = tracer.countdown - 1
         if left > 0 and current() is tracer.plain:
             return sender.ask_untraced(self._key, self._id, payload, self._timeout_ms, decode)
-        tracer.left = left + 1  # the sender counts it
+        tracer.countdown = left + 1  # the sender counts it
         return sender.ask(self._key, self._id, payload, self._timeout_ms, decode)
 
     @awaited
@@ -320,11 +320,11 @@ class TracedCall(LoopCall):
         sender, out = self._sender, self._route.out
         tracer = sender.tracer
         current = tracer.current
-        left = tracer.left = tracer.left - 1
+        left = tracer.countdown = tracer.countdown - 1
         if out is not None and left > 0 and current() is tracer.plain:
             out.tell(self._key, self._id, payload)
             return sender.done if out.writable else out.until_room
-        tracer.left = left + 1  # the sender counts it
+        tracer.countdown = left + 1  # the sender counts it
         return sender.tell(self._key, self._id, payload)
 
 

@@ -449,7 +449,7 @@ class Router:
             future.cancel()  # no caller gets it, so none awaits it
             raise
         if run is not None:
-            run.asked((key[0], entity_id), future)
+            run.note_ask((key[0], entity_id), future)
         return future
 
     def run_of_caller(self) -> AskingRun | None:

@@ -62,7 +62,7 @@ class TracedSender:
         """Return the context to trace a message in that is sent now; None if it is not traced."""
         tracer = self.tracer
         current = tracer.current
-        left = tracer.left = tracer.left - 1
+        left = tracer.countdown = tracer.countdown - 1
         if left <= 0 or current() is not tracer.plain:
             return tracer.parent()
         return None
@@ -143,7 +143,7 @@ class TracedSender:
         waits = future, decode, timeout_ms
         self._deliver_ask(key, entity_id, payload, binding, waits, chain, span)
         if run is not None:
-            run.asked((key[0], entity_id), future)
+            run.note_ask((key[0], entity_id), future)
         return future
 
     def ask_for(

@@ -16,7 +16,7 @@ from shardbus.errors import ConfigError
 class Tracer(Protocol):
     """The part of `routing.tracing.Tracing` that routers and regions use."""
 
-    left: int
+    countdown: int
     current: Any
     plain: Any
 

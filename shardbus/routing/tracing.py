@@ -28,7 +28,7 @@ as no context.
 compares it with the context without a span, and counts down to the next message that begins a
 trace. There is no object and no call for it, so senders write that out:
 
-    left = tracing.left = tracing.left - 1
+    left = tracing.countdown = tracing.countdown - 1
     if left <= 0 or current() is not tracing.plain:
         context = tracing.parent()
 
@@ -101,18 +101,18 @@ class TraceLimit:
     """Permits `rate` traces a second, and as many at once after a second without any. `loop` has
     the clock and the timers."""
 
-    __slots__ = ("_at", "_left", "_loop", "_rate")
+    __slots__ = ("_at", "_loop", "_rate", "_tokens")
 
     def __init__(self, rate: int, loop: asyncio.AbstractEventLoop) -> None:
         self._rate, self._loop = rate, loop
-        self._left, self._at = float(rate), loop.time()
+        self._tokens, self._at = float(rate), loop.time()
 
     def take(self) -> float:
         """Count a trace that begins now. Returns the seconds until another one may begin."""
         now = self._loop.time()
-        self._left = min(self._rate, self._left + (now - self._at) * self._rate) - 1
+        self._tokens = min(self._rate, self._tokens + (now - self._at) * self._rate) - 1
         self._at = now
-        return 0.0 if self._left >= 1 else max(PAUSE_S, (1 - self._left) / self._rate)
+        return 0.0 if self._tokens >= 1 else max(PAUSE_S, (1 - self._tokens) / self._rate)
 
     def after(self, seconds: float, call: Callable[[], object]) -> None:
         """Call by a timer of the loop."""
@@ -125,8 +125,8 @@ class Tracing:
     an attribute of each span."""
 
     __slots__ = (
-        "_dice", "_limit", "_may_begin", "_ratio", "_seen", "_tracer", "current", "left", "plain",
-        "where",
+        "_dice", "_last_verdict", "_limit", "_may_begin", "_ratio", "_tracer", "countdown",
+        "current", "plain", "where",
     )  # fmt: skip
 
     def __init__(
@@ -143,39 +143,39 @@ class Tracing:
         self.current: Any = _reader()
         self.plain = contextvars.Context().run(self.current)
         """The current context where nothing has set one."""
-        self.left = self._gap()
+        self.countdown = self._gap()
         """Messages until one begins a trace; senders count it down."""
         self._tracer = trace.get_tracer("shardbus")
-        self._seen: tuple[Context, bool | None] = self.plain, None
+        self._last_verdict: tuple[Context, bool | None] = self.plain, None
         """The last other context, and whether its span is sampled; None: it has none."""
 
     # ---- the sender
 
     def parent(self) -> Context | None:
         """Return the context to trace a message in that is sent now; None if it is not traced.
-        `left` has counted the message."""
+        `countdown` has counted the message."""
         context: Context = self.current()
         if context is not self.plain:
-            seen, verdict = self._seen
+            seen, verdict = self._last_verdict
             if context is not seen:
                 span = trace.get_current_span(context).get_span_context()
                 verdict = span.trace_flags.sampled if span.is_valid else None
-                self._seen = context, verdict
+                self._last_verdict = context, verdict
             if verdict is not None:
-                self.left += 1
+                self.countdown += 1
                 return context if verdict else None
-        if self.left > 0:
+        if self.countdown > 0:
             return None
-        self.left = self._gap()
+        self.countdown = self._gap()
         if self._ratio <= 0 or not self._may_begin():
             return None
         if self._limit is not None and (pause := self._limit.take()):
-            self.left = NEVER
+            self.countdown = NEVER
             self._limit.after(pause, self._resume)
         return context
 
     def _resume(self) -> None:
-        self.left = self._gap()
+        self.countdown = self._gap()
 
     def _gap(self) -> int:
         return self._dice.randint(1, max(1, round(2 / self._ratio) - 1)) if self._ratio else NEVER
@@ -341,7 +341,7 @@ class Tracing:
         about = self._about(entity_type, entity_id, method)
         if cause and delay is not None:
             return self.passed(cause, f"timer {entity_type}", about, delay)
-        self.left -= 1
+        self.countdown -= 1
         context = self.parent()
         if context is None:
             return ""

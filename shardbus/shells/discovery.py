@@ -47,7 +47,7 @@ class Discovery:
 
     Args:
         me: the node's address.
-        found: called with the contacts; returns True while the node looks for a cluster.
+        on_found: called with the contacts; returns True while the node looks for a cluster.
 
     Raises:
         ConfigError: a seed is the name of a service, and dnspython is not installed.
@@ -63,7 +63,7 @@ class Discovery:
         look_up: LookUpFunction = system_look_up,
         look_up_service: LookUpFunction | None = None,
     ) -> None:
-        self._seeds, self._me, self._store, self._found = seeds, me, store, on_found
+        self._seeds, self._me, self._store, self._on_found = seeds, me, store, on_found
         self._interval = settings.discovery_interval
         self._registrations = Registrations(settings.founding_claim)
         self._resolver = NameResolver(look_up)
@@ -72,7 +72,7 @@ class Discovery:
         self._services = NameResolver(look_up_service or look_up)
         self._tasks = TaskSet()
         self._beat = 0
-        self._own: set[str] = set()
+        self._own_entries: set[str] = set()
         """The entries of this address that the store may have."""
         self._alive: list[Address] = []
         self._failure = ""
@@ -91,7 +91,7 @@ class Discovery:
         self._services.close()
         with contextlib.suppress(TimeoutError, ShardBusError):
             async with asyncio.timeout(END_S):
-                await contact_registry.remove(self._store, sorted(self._own))
+                await contact_registry.remove(self._store, sorted(self._own_entries))
 
     async def _run(self) -> None:
         rounds, joins = 0, True
@@ -102,7 +102,7 @@ class Discovery:
                     if joins or rounds % READS_EVERY == 0:
                         await self._read()
                 if joins:
-                    joins = self._found(await self._contacts())
+                    joins = self._on_found(await self._contacts())
                 self._report("")
             except ShardBusError as error:
                 self._report(str(error))
@@ -111,16 +111,16 @@ class Discovery:
 
     async def _register(self) -> None:
         """Write the next beat, and remove the former ones."""
-        if not self._own:
+        if not self._own_entries:
             entries = await contact_registry.entries(self._store)
-            self._own = {entry for entry in entries if address_in(entry) == self._me}
-        former = sorted(self._own)
+            self._own_entries = {entry for entry in entries if address_in(entry) == self._me}
+        former = sorted(self._own_entries)
         self._beat += 1
         entry = entry_of(self._me, self._beat)
-        self._own.add(entry)
+        self._own_entries.add(entry)
         await contact_registry.add(self._store, entry)
         await contact_registry.remove(self._store, [old for old in former if old != entry])
-        self._own = {entry}
+        self._own_entries = {entry}
 
     async def _read(self) -> None:
         entries = await contact_registry.entries(self._store)

@@ -61,7 +61,8 @@ class PodDeletionCost:
     ) -> None:
         self._oldest, self._annotate = oldest, annotate
         self._tasks = TaskSet()
-        self._wanted: int | None = None
+        self._cost: int | None = None
+        """The cost that the pod must have."""
         self.written: int | None = None
         """The cost that the pod has; None if that is not known."""
         self.failures = 0
@@ -69,9 +70,9 @@ class PodDeletionCost:
     def on_view(self, view: MembershipView) -> None:
         """Write the cost if this view changes it."""
         cost = deletion_cost(view, self._oldest)
-        if cost is None or cost == self._wanted:
+        if cost is None or cost == self._cost:
             return
-        self._wanted = cost
+        self._cost = cost
         if not self._tasks:
             self._tasks.spawn(self._write(), name="deletion cost")
 
@@ -81,8 +82,8 @@ class PodDeletionCost:
 
     async def _write(self) -> None:
         """Write until the pod has the cost that it must have, or until that is given up."""
-        failures, tried, reported = 0, self._wanted, ""
-        while (cost := self._wanted) != self.written:
+        failures, tried, reported = 0, self._cost, ""
+        while (cost := self._cost) != self.written:
             failures, tried = (failures if cost == tried else 0), cost
             failure = await self._annotate(ANNOTATION, str(cost))
             if failure is None:
@@ -92,7 +93,7 @@ class PodDeletionCost:
             failures += 1
             self.failures += 1
             self.written = None  # a request without an answer may have been carried out
-            if cost == self._wanted and (failure.final or failures == ATTEMPTS):
+            if cost == self._cost and (failure.final or failures == ATTEMPTS):
                 log.error("the deletion cost of the pod stays as it is: %s", failure.text)
                 return
             if failure.text != reported:

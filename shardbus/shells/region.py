@@ -612,7 +612,7 @@ class RegionShell:
             left = [
                 shell._envelope(shard, entity_id, message, 0)
                 for shell in (self, *self.inner)
-                for entity_id, message in shell.host.draining.take_left(shard)
+                for entity_id, message in shell.host.draining.take_unhandled(shard)
             ]
             self.router.stopped(shard, left, self.shard_hosts.carry_out(shard))
         elif not self.host.shards and not self._stopped_here.done():

@@ -179,7 +179,7 @@ class SingletonShell:
         """Handle a message of another node's singleton."""
         self._handle(messages.HandOverReceived(sender, message))
 
-    def left(self, *, gracefully: bool) -> None:
+    def on_membership_ended(self, *, gracefully: bool) -> None:
         """Handle the end of this node's membership."""
         self._handle(messages.MembershipEnded(gracefully))
 

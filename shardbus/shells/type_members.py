@@ -30,15 +30,15 @@ class TypeMembers:
         self.stopping = view.stopping
         self.registers = view.status in REGISTERING
         """True if this node's regions register."""
-        self._found: dict[tuple[str, tuple[NodeId, ...]], MembersChanged] = {}
+        self._summaries: dict[tuple[str, tuple[NodeId, ...]], MembersChanged] = {}
 
     def of(self, role: str, having: list[Member]) -> MembersChanged:
         """Return the members that have a type, as its coordinator receives them. `role`: of the
         type's hosts."""
         key = (role, tuple(m.node for m in having))
-        summary = self._found.get(key)
+        summary = self._summaries.get(key)
         if summary is None:
-            summary = self._found[key] = self._summary(role, having)
+            summary = self._summaries[key] = self._summary(role, having)
         return summary
 
     def _summary(self, role: str, having: list[Member]) -> MembersChanged:

@@ -28,7 +28,7 @@ class _Stored(msgspec.Struct, omit_defaults=True):
     counter: int
     beat: int
     members: list[str]
-    known: list[str] = []
+    contacts: list[str] = msgspec.field(default_factory=list, name="known")
     complete: bool = True
 
 
@@ -40,16 +40,22 @@ async def read(store: StateStore) -> ClaimRecord | None:
         return None
     try:
         stored = msgspec.msgpack.decode(data, type=_Stored)
-        members, seen = (tuple(map(Address.parse, at)) for at in (stored.members, stored.known))
+        members, contacts = (
+            tuple(map(Address.parse, texts)) for texts in (stored.members, stored.contacts)
+        )
     except (msgspec.DecodeError, ConfigError):
         return None
-    return ClaimRecord(stored.number, stored.counter, stored.beat, members, seen, stored.complete)
+    return ClaimRecord(
+        stored.number, stored.counter, stored.beat, members, contacts, stored.complete
+    )
 
 
 async def write(store: StateStore, record: ClaimRecord) -> None:
     """Replace the record. Raises StoreError."""
-    members, seen = ([str(address) for address in many] for many in (record.members, record.known))
-    stored = _Stored(record.number, record.counter, record.beat, members, seen, record.complete)
+    members, contacts = (
+        [str(address) for address in addresses] for addresses in (record.members, record.contacts)
+    )
+    stored = _Stored(record.number, record.counter, record.beat, members, contacts, record.complete)
     data = msgspec.msgpack.encode(stored)
     save = Save(RESERVED, SHARD, ID, FENCE, data, record.beat % OP_ID_MAX)
     (refused,) = await store.save_states([save])

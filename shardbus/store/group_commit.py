@@ -80,22 +80,22 @@ _made = tuple.__new__
 
 @dataclass(slots=True, eq=False)
 class _Flight:
-    """A batch in flight. `end`: it is not sent again from then on. `left`: the places of the writes
-    that were sent last."""
+    """A batch in flight. `end`: it is not sent again from then on. `places`: of the writes that
+    were sent last."""
 
     batch: list[_Waiting]
     end: float
-    left: Sequence[int]
+    places: Sequence[int]
     outcomes: list[Exception | None]
     tries: int = 1
 
     def note(self, outcomes: Outcomes) -> None:
         """Note the outcomes of the writes that were sent last."""
-        for place, outcome in zip(self.left, outcomes, strict=True):
+        for place, outcome in zip(self.places, outcomes, strict=True):
             before, self.outcomes[place] = self.outcomes[place], outcome
             if isinstance(outcome, StoreUnavailable) and isinstance(before, StoreUnavailable):
                 outcome.definite = outcome.definite and before.definite
-        self.left = [
+        self.places = [
             place
             for place, outcome in enumerate(self.outcomes)
             if isinstance(outcome, StoreUnavailable)
@@ -253,7 +253,7 @@ class SaveGroup:
 
     def _send(self, flight: _Flight) -> None:
         """Write what is left of a batch."""
-        saves = [flight.batch[place][0] for place in flight.left]
+        saves = [flight.batch[place][0] for place in flight.places]
         ended = partial(self._on_end, flight)
         try:
             self._store.begin_saves(saves, ended)
@@ -265,7 +265,7 @@ class SaveGroup:
         the callers."""
         if any(outcomes) or flight.tries > 1:
             flight.note(outcomes)
-            if flight.left and flight.tries < self._attempts:
+            if flight.places and flight.tries < self._attempts:
                 asyncio.get_running_loop().call_later(self._pause, self._send_again, flight)
                 return
         self._end(flight)

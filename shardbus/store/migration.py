@@ -67,7 +67,7 @@ class Migration(msgspec.Struct):
     """The version of the store's keys before."""
 
     @property
-    def left(self) -> int:
+    def misplaced(self) -> int:
         """Entities and lists in the wrong place."""
         return sum(states.misplaced + states.lists for states in self.types.values())
 
@@ -75,7 +75,7 @@ class Migration(msgspec.Struct):
     def is_done(self) -> bool:
         """True if there is nothing to move, and nothing to record."""
         same = all(states.was == states.layout for states in self.types.values() if states.entities)
-        return self.left == 0 and same and self.version in ("", CURRENT)
+        return self.misplaced == 0 and same and self.version in ("", CURRENT)
 
 
 CURRENT = "2"

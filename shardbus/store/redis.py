@@ -334,7 +334,7 @@ class RedisStore:
 
     def _keys_of(self, saves: Sequence[Save]) -> list[Value]:
         """Return the key of each save."""
-        prefixes = self._keys.known
+        prefixes = self._keys.entity_prefixes
         if PLAIN("".join([save[2] for save in saves])):
             return [
                 (prefixes[entity_type, shard] + name).encode()

@@ -85,7 +85,7 @@ class ClusterMap:
         self._shown, self._timeout = shown, timeout
         self._owners: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         self._marks: dict[Address, str] = {}
-        self._known: tuple[Address, ...] = ()
+        self._nodes: tuple[Address, ...] = ()
         """All nodes of the last answer, replicas too."""
         self.masters: frozenset[Address] = frozenset()
         self.version = 0
@@ -136,7 +136,7 @@ class ClusterMap:
     async def _ask(self) -> None:
         """Request the map. `version` grows if a node answers; it does not raise if none does,
         because its callers may all have given up by then."""
-        nodes = list(dict.fromkeys((*self._known, *self._seeds)))
+        nodes = list(dict.fromkeys((*self._nodes, *self._seeds)))
         random.shuffle(nodes)
         answers: list[list[_Range]] = []
 
@@ -181,7 +181,7 @@ class ClusterMap:
         for first, last, places in ranges:
             owners[first : last + 1] = [places[0]] * (last + 1 - first)
         self._owners = owners
-        self._known = tuple({place for _, _, places in ranges for place in places})
+        self._nodes = tuple({place for _, _, places in ranges for place in places})
         self.version += 1
         self._learn(frozenset(places[0] for _, _, places in ranges))
 

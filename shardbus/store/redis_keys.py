@@ -73,7 +73,7 @@ class RedisKeys:
         self._prefix = prefix
         self.probe = f"{prefix}:probe"
         self.sync = f"{prefix}:sync"
-        self.known = ByShard(lambda place: f"{self._tag(*place)}:entity:")
+        self.entity_prefixes = ByShard(lambda place: f"{self._tag(*place)}:entity:")
         """The results of `entities`, by type and shard."""
         self._journals = ByShard(lambda place: f"{self._tag(*place)}:journal:")
         """The beginnings of the keys of journals, by kind and shard."""
@@ -100,7 +100,7 @@ class RedisKeys:
 
     def entities(self, entity_type: str, shard: str) -> str:
         """Return the beginning of the keys of a shard's entities."""
-        return self.known[entity_type, shard]
+        return self.entity_prefixes[entity_type, shard]
 
     def slot(self, entity_type: str, shard: str) -> int:
         """Return the slot of a shard's states and list."""

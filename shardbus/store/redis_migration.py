@@ -83,7 +83,7 @@ class RedisMigration:
     async def run(self, progress: Callable[[int, int], None]) -> Migration:
         """Move all states to their places."""
         migration = await self.survey()
-        total = migration.left
+        total = migration.misplaced
         for name, states in migration.types.items():
             if states.misplaced:
                 await self._record(name, UNFINISHED + states.layout)

@@ -35,7 +35,7 @@ class KeyScan:
         self, connect: Callable[[], Any], shown: str, *, timeout: float, one_server: bool
     ) -> None:
         self._connect, self._shown = connect, shown
-        self._timeout, self._one = timeout, one_server
+        self._timeout, self._one_server = timeout, one_server
         self._client: Any = None
         self._is_former = False
         """The client may be connected to a server that is the master no more."""
@@ -94,7 +94,7 @@ class KeyScan:
 
     async def _nodes(self) -> dict[str, Any]:
         """Return the masters of a cluster by name, sorted; of one server, an empty name."""
-        if self._one:
+        if self._one_server:
             return {"-": None}
         await self._client.initialize()
         return dict(sorted((node.name, node) for node in self._client.get_primaries()))

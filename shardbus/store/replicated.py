@@ -127,7 +127,7 @@ class _BucketScan:
         self._begin(ring)
 
     def _begin(self, ring: ReplicaRing) -> None:
-        self.ring, self._left = ring, set(self._buckets)
+        self.ring, self._unread = ring, set(self._buckets)
         self.answers: dict[int, dict[int, _Scanned]] = {bucket: {} for bucket in self._buckets}
 
     def begin_in(self, ring: ReplicaRing) -> None:
@@ -141,8 +141,8 @@ class _BucketScan:
             return
         self.answers[bucket][disk] = _Scanned(disk, rows.rows)
         if len(self.answers[bucket]) >= majority(len(self._disks(bucket))):
-            self._left.discard(bucket)
-        if not self._left and not self.complete.done():
+            self._unread.discard(bucket)
+        if not self._unread and not self.complete.done():
             self.complete.set_result(None)
 
     def _disks(self, bucket: int) -> tuple[int, ...]:
@@ -153,7 +153,7 @@ class _BucketScan:
         """The buckets that no majority has answered, each with a disk that has not."""
         return [
             (bucket, disk)
-            for bucket in self._left
+            for bucket in self._unread
             for disk in self._disks(bucket)
             if disk not in self.answers[bucket]
         ]
@@ -162,11 +162,11 @@ class _BucketScan:
 class _Batch:
     """Operations that end together. `ended` takes their outcomes."""
 
-    __slots__ = ("ended", "left", "outcomes")
+    __slots__ = ("ended", "outcomes", "pending")
 
     def __init__(self, count: int, ended: Callable[[list[Outcome]], None]) -> None:
         self.outcomes: list[Outcome] = [Unanswered(sent=True)] * count
-        self.left, self.ended = count, ended
+        self.pending, self.ended = count, ended
 
 
 class ReplicatedStore:
@@ -356,8 +356,8 @@ class ReplicatedStore:
             match effect:
                 case Finished((_Batch() as batch, int() as place), outcome):
                     batch.outcomes[place] = outcome
-                    batch.left -= 1
-                    if not batch.left:
+                    batch.pending -= 1
+                    if not batch.pending:
                         self._batches.discard(batch)
                         self._loop.call_soon(batch.ended, batch.outcomes)
                 case SendCall(disk, AdoptRing(ring)):

@@ -68,12 +68,12 @@ class RingView(NamedTuple):
     """The newest ring, and the disks that answer: their addresses, and their zones."""
 
     ring: ReplicaRing
-    seen: Mapping[int, Address]
+    addresses: Mapping[int, Address]
     zones: Mapping[int, str] = MappingProxyType({})
 
     def disk_at(self, address: Address) -> int | None:
         """Return the disk at an address, None if no replica answers there."""
-        return next((disk for disk, at in self.seen.items() if at == address), None)
+        return next((disk for disk, at in self.addresses.items() if at == address), None)
 
 
 class Step(Protocol):
@@ -90,7 +90,7 @@ def placed(view: RingView, members: Iterable[RingMember]) -> tuple[RingMember, .
     """Return the members with the addresses at which their disks answer now, and their zones."""
     return tuple(
         member._replace(
-            address=str(view.seen.get(member.disk, member.address)),
+            address=str(view.addresses.get(member.disk, member.address)),
             zone=view.zones.get(member.disk, member.zone),
         )
         for member in members
@@ -139,9 +139,9 @@ def giving_way(repair: GivesWay) -> Step:
         lost, spare = repair.lost, repair.spare
         if view.ring.number != repair.ring:
             return view.ring.members
-        if lost.disk in view.seen:
-            raise RingRefused(f"{view.seen[lost.disk]} answers again")
-        if spare.disk not in view.seen:
+        if lost.disk in view.addresses:
+            raise RingRefused(f"{view.addresses[lost.disk]} answers again")
+        if spare.disk not in view.addresses:
             return f"{spare.address}: it is out of reach"
         kept = [member for member in view.ring.members if member.disk != lost.disk]
         return placed(view, [*kept, spare])
@@ -180,7 +180,7 @@ def removing(address: Address) -> Step:
 
 
 def _texts(view: RingView) -> dict[int, str]:
-    return {disk: str(address) for disk, address in view.seen.items()}
+    return {disk: str(address) for disk, address in view.addresses.items()}
 
 
 class RingOperator:
@@ -283,13 +283,13 @@ class RingOperator:
             except TimeoutError:
                 continue
         shown = {link.address: link.shown for link in links.links.values() if link.shown}
-        seen = {replica.status.disk: address for address, replica in shown.items()}
+        addresses = {replica.status.disk: address for address, replica in shown.items()}
         zones = {replica.status.disk: replica.zone for replica in shown.values()}
         self.zones = frozenset(zones.values())
         rings = [replica.status.ring for replica in shown.values()]
         ring = max([links.ring, *rings], key=lambda ring: ring.number, default=NO_RING)
         links.take_ring(ring)
-        return RingView(ring, seen, zones)
+        return RingView(ring, addresses, zones)
 
     def _unmerged(self, ring: ReplicaRing) -> int:
         """Return how many partitions no majority has merged in this ring."""

@@ -142,7 +142,7 @@ class TestCluster:
         if not 1 <= nodes <= NODES_MAX:
             raise ConfigError(f"a test cluster has 1 to {NODES_MAX} nodes, not {nodes}")
         self.bus, self.seed = bus, seed
-        self._count, self._given = nodes, dict(settings or {})
+        self._count, self._node_settings = nodes, dict(settings or {})
         self._names = 0
         self._nodes: dict[str, TestNode] = {}
         self._clients: dict[str, Any] = {}
@@ -275,7 +275,7 @@ class TestCluster:
         return node
 
     def _settings(self, bus: ShardBus, overrides: Mapping[str, object]) -> Settings:
-        named = {**self._given, **overrides}
+        named = {**self._node_settings, **overrides}
         layers = [(SETTINGS_ORIGIN, nested_at(key, value)) for key, value in named.items()]
         return load(for_types(layers, bus.types))
 

@@ -132,11 +132,11 @@ class CoarseClock:
 class Asks:
     """The asks of one session that have no outcome yet."""
 
-    __slots__ = ("_clock", "_earliest", "_given", "corr", "entries")
+    __slots__ = ("_clock", "_earliest", "_earliest_new", "corr", "entries")
 
     def __init__(self, clock: CoarseClock) -> None:
         self._clock = clock
-        self._earliest = self._given = NEVER
+        self._earliest = self._earliest_new = NEVER
         """No ask expires before both: the least deadline at the last look at all asks, and the
         least one that was given since."""
         self.corr = 0
@@ -159,8 +159,8 @@ class Asks:
     def deadline(self, timeout_ms: int) -> int:
         """Return the tick at which an ask made now expires."""
         tick = self._clock.after(timeout_ms)
-        if tick < self._given:
-            self._given = tick
+        if tick < self._earliest_new:
+            self._earliest_new = tick
         return tick
 
     def take(self, corr: int) -> PendingAsk | None:
@@ -194,14 +194,14 @@ class Asks:
     def expire(self, name: str) -> int:
         """Fail the asks whose deadline has passed. Returns their number."""
         now = self._clock.tick
-        if now < self._earliest and now < self._given:
+        if now < self._earliest and now < self._earliest_new:
             return 0
         late = [corr for corr, entry in self.entries.items() if entry[2] <= now]
         for corr in late:
             refuse(self.entries.pop(corr), AskTimeout(f"no answer from {name} in time"))
         left = min((entry[2] for entry in self.entries.values()), default=NEVER)
-        self._earliest = min(left, self._given, now + LOOKS_TICKS)
-        self._given = NEVER
+        self._earliest = min(left, self._earliest_new, now + LOOKS_TICKS)
+        self._earliest_new = NEVER
         return len(late)
 
     def abandon(self, error: RequestError) -> None:

@@ -77,7 +77,7 @@ class AskingRun(Protocol):
 
     @property
     def chain(self) -> Chain: ...
-    def asked(self, target: Target, answer: asyncio.Future[Any]) -> None: ...
+    def note_ask(self, target: Target, answer: asyncio.Future[Any]) -> None: ...
 
 
 class DirectAsk(asyncio.Future[Any]):
@@ -130,7 +130,7 @@ class DirectAsk(asyncio.Future[Any]):
         """Register the ask, whose outcome comes later."""
         asks, run = self.direct.asks, self.run
         if run is not None:
-            run.asked((self.key[0], self.entity_id), self)
+            run.note_ask((self.key[0], self.entity_id), self)
         asks.entries[self.corr] = (self, self.decode, asks.deadline(self.timeout_ms))
 
 
@@ -270,7 +270,7 @@ class LocalOutbox(SessionOutbox):
                 future.cancel()  # no caller gets it, so none awaits it
                 raise
             if run is not None:
-                run.asked((key[0], entity_id), future)
+                run.note_ask((key[0], entity_id), future)
             return future
         ask = direct.at_hand = direct.make()
         ask.direct, ask.key, ask.entity_id, ask.payload = direct, key, entity_id, payload
@@ -295,7 +295,7 @@ class LocalOutbox(SessionOutbox):
             timeout_ms, decode, chain = message.timeout_ms, message.decode, message.chain
             self.ask(key, entity_id, payload, timeout_ms, message, decode, chain)
             if message.run is not None:
-                message.run.asked((key[0], entity_id), message)
+                message.run.note_ask((key[0], entity_id), message)
 
     def took_tell(self) -> None:
         """Note that the entity gets the tell at hand: there is room for the next message."""

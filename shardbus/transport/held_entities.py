@@ -163,7 +163,7 @@ class HeldEntities:
         marks = {target: entity.added for target, entity in self._entities.items() if entity}
         self._leave_waiters.append((marks, waiter))
 
-    def left(self) -> list[asyncio.Future[None]]:
+    def take_leave_waiters(self) -> list[asyncio.Future[None]]:
         """Remove and return the waiters whose messages have left."""
         if not self._leave_waiters:
             return []

@@ -25,8 +25,8 @@ Rules:
 5.  At most `NAMES_MAX` names are known. A new one replaces the name that was used least recently
     and has no look-up under way or waiting; without such a name it is reported as unknown.
 
-Every report is about a name; `known` returns all there is to know. Not here: threads, clocks, and
-which of several addresses a connection uses (`destination`).
+Every report is about a name; `known_name` returns all there is to know. Not here: threads, clocks,
+and which of several addresses a connection uses (`destination`).
 
 Source: docs/architecture.md; C.32.
 """
@@ -84,7 +84,7 @@ class LookUp(msgspec.Struct, frozen=True):
 
 
 class ReportName(msgspec.Struct, frozen=True):
-    """Tell those who wait for the name that `known` has the outcome."""
+    """Tell those who wait for the name that `known_name` has the outcome."""
 
     name: str
 
@@ -124,7 +124,7 @@ class NameLookups:
         self._waiting: set[str] = set()
         self._running: set[str] = set()
 
-    def known(self, name: str) -> KnownName:
+    def known_name(self, name: str) -> KnownName:
         """Return the knowledge of a name."""
         entry = self._names.get(name)
         if entry is None:

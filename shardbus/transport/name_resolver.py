@@ -77,7 +77,7 @@ class NameResolver:
         """Return the host's addresses: of a look-up, or if it takes longer than `within` seconds,
         the ones known before. Without any address, `reason` says why."""
         if is_numeric(host):
-            return self.known(host)
+            return self.known_name(host)
         done = asyncio.Event()
         watch = self.watch(host, done.set)
         try:
@@ -85,13 +85,13 @@ class NameResolver:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(within):
                     await done.wait()
-            return watch.known
+            return watch.known_name
         finally:
             watch.close()
 
-    def known(self, host: str) -> KnownName:
+    def known_name(self, host: str) -> KnownName:
         """Return the present knowledge of a host."""
-        return KnownName((host,), True, "") if is_numeric(host) else self._names.known(host)
+        return KnownName((host,), True, "") if is_numeric(host) else self._names.known_name(host)
 
     def close(self) -> None:
         """Make no further call. Look-ups that run end by themselves, without an effect."""
@@ -159,9 +159,9 @@ class NameWatch:
         self._numeric, self._waits = is_numeric(host), False
 
     @property
-    def known(self) -> KnownName:
+    def known_name(self) -> KnownName:
         """The present knowledge of the host."""
-        return self._resolver.known(self.host)
+        return self._resolver.known_name(self.host)
 
     def renew(self, *, new_process: bool = False) -> None:
         """The connection does not work: look the name up again. `new_process`: another process than

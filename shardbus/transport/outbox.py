@@ -275,7 +275,7 @@ class SessionOutbox:
             return
         run = self._run_of_one(key, entity_id, payload, waits, chain, trace)
         if isinstance(run, AskRun):
-            self._departure.asked()
+            self._departure.begin_asks()
             if since:
                 self._departure.delayed[run.corrs[0]] = since
         self._put(run, len(payload) + len(chain) * ENVELOPE_WEIGHT)
@@ -363,7 +363,7 @@ class SessionOutbox:
             run = AskRun(key[0], key[1], timeout_ms, [], [], [], chain)
             self.runs.append(run)
             self._weight += len(chain) * ENVELOPE_WEIGHT
-            self._departure.asked()
+            self._departure.begin_asks()
         self._ids, self._payloads, self._corrs = run.ids, run.payloads, run.corrs
         self._ask_key, self._chain, self._tell_key = None if held else key, chain, None
         self._ask_timeout_ms, self._ask_deadline = timeout_ms, self._asks.deadline(timeout_ms)
@@ -618,11 +618,11 @@ class SessionOutbox:
             if isinstance(run, AskRun):
                 if not keep_waiting(run, self._asks):
                     continue
-                self._departure.asked()
+                self._departure.begin_asks()
                 weight = ASK_WEIGHT
             self._put(run, sum(map(len, run.payloads)) + len(run.ids) * weight)
         if self.held is not None:
-            wake(self.held.left())
+            wake(self.held.take_leave_waiters())
 
     def leave(self, leaves: Callable[[Target], bool]) -> None:
         """Send the messages of held entities that will be reached by another session from now on:

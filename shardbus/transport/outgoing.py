@@ -94,7 +94,8 @@ class OutgoingOwner(Protocol):
 
 
 class OutgoingConnection:
-    """One connection with its session. `wanted`: the incarnation that must answer, None for any."""
+    """One connection with its session. `pinned_node`: the incarnation that must answer, None for
+    any."""
 
     def __init__(
         self,
@@ -109,7 +110,7 @@ class OutgoingConnection:
         """Where it connects."""
         self.names = {address}
         """The addresses by which this process has dialled it."""
-        self.wanted = self.node = node
+        self.pinned_node = self.node = node
         """`node`: the incarnation that must answer, or has answered; None before that."""
         self.uid = node.uid if node is not None else 0
         """The uid of the process that must answer, or has answered; 0 before that."""
@@ -136,7 +137,7 @@ class OutgoingConnection:
 
     def pin(self, node: NodeId) -> None:
         """Let only this incarnation answer. None has answered yet."""
-        self.wanted = self.node = self.session.tag = node
+        self.pinned_node = self.node = self.session.tag = node
         self.uid = node.uid
 
     def start(self) -> None:
@@ -268,7 +269,7 @@ class OutgoingConnection:
                 self._greet()
             case FrameType.BYE:
                 self._end(f"{self.session.name} has left")
-            case FrameType.LEAVING if self.wanted is not None and not self._opened:
+            case FrameType.LEAVING if self.pinned_node is not None and not self._opened:
                 self.session.closed_idle = True  # nothing of it is there that could come late
                 self._end(f"{self.session.name} is leaving")
             case FrameType.LEAVING:
@@ -300,7 +301,7 @@ class OutgoingConnection:
         another one; a session with this very node is requested again later."""
         self._owner.on_busy(reason)
         self._hello_at = self._owner.loop.time() + BUSY_S
-        if self.wanted is None and not self._opened:
+        if self.pinned_node is None and not self._opened:
             error = NodeLost(f"{self.session.name}: {reason}")
             self._owner.end_connection(self, error, peer_ended=False)
 

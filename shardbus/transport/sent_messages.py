@@ -78,7 +78,7 @@ class BatchDeparture:
         self.delayed: dict[int, float] = {}
         """When asks of the batch began to wait for a home, by correlation id."""
 
-    def asked(self) -> None:
+    def begin_asks(self) -> None:
         """A run of asks begins."""
         if not self.since:
             self.since = self._loop.time()

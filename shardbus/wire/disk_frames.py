@@ -31,14 +31,14 @@ _read = msgspec.msgpack.Decoder().decode
 
 
 class DiskState(msgspec.Struct, array_like=True, frozen=True):
-    """The facts of a disk for its store, as its log has them. `counter` and `known`: as in
+    """The facts of a disk for its store, as its log has them. `counter` and `disks`: as in
     `disk_life`; logs of former versions have none."""
 
     starts: int = 0
     ring: ReplicaRing = NO_RING
     founded: bool = False
     counter: int = 0
-    known: tuple[DiskKnown, ...] = ()
+    disks: tuple[DiskKnown, ...] = ()
 
 
 class _Turn(msgspec.Struct, array_like=True):

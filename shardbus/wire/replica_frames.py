@@ -160,13 +160,13 @@ def value_of(key: str, raw: Any) -> Value:
     Raises:
         msgspec.ValidationError: it is no value of that kind of key.
     """
+    if raw.__class__ is list and key[:1] == STATE and len(raw) == 5 and raw[4] is None:
+        return _made(StateValue, raw)  # most values by far: a state without reminders
     if raw is None:
         return None
     kind = _CLASSES.get(key[:1])
     if kind is None:
         return tuple(raw) if isinstance(raw, list) else raw
-    if kind is StateValue and type(raw) is list and len(raw) == 5 and raw[4] is None:
-        return _made(StateValue, raw)  # most values by far: a state without reminders
     value: Value = msgspec.convert(raw, kind)
     return value
 
@@ -297,9 +297,12 @@ _ANSWERS_OF_DATA: tuple[type[msg.Answer], ...] = (msg.Taken, NotTaken, msg.Gone,
 
 
 def encode_reply(
-    disk: int, answers: Iterable[tuple[int, msg.Answer]], full: Sequence[int] = ()
+    disk: int,
+    answers: Iterable[tuple[int, msg.Answer]],
+    full: Sequence[int] = (),
+    yes: Iterable[int] = (),
 ) -> bytes:
-    """Return the body of a REPLY."""
+    """Return the body of a REPLY. `yes`: the requests whose answer is Yes, beside `answers`."""
     reply: dict[type[msg.Answer], list[Any]] = {kind: [] for kind in (*_ANSWERS, *_ANSWERS_OF_DATA)}
     for number, answer in answers:
         match answer:
@@ -309,12 +312,10 @@ def encode_reply(
                 reply[type(answer)].append((number, _kind_of(answer.value), *answer))
             case _:
                 reply[type(answer)].append((number, answer))
+    reply[msg.Yes] += yes
     lists = list(reply.values())
     place = len(_ANSWERS)
     return _pack((disk, *lists[:place], list(full), *lists[place:]))
-
-
-_YES = msg.Yes()
 
 
 def decode_reply(body: bytes) -> Reply:
@@ -324,7 +325,7 @@ def decode_reply(body: bytes) -> Reply:
         msgspec.MsgspecError: it is none.
     """
     reply = _read_reply(body)
-    answers: list[tuple[int, msg.Answer]] = [(number, _YES) for number in reply.yes]
+    answers: list[tuple[int, msg.Answer]] = [(number, msg.YES) for number in reply.yes]
     answers += chain(reply.no, reply.other_base, reply.buckets, reply.taken, reply.not_taken)
     answers += [(number, msg.Gone()) for number in reply.gone]
     answers += reply.keys

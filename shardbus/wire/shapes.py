@@ -84,15 +84,15 @@ class _Survey:
 
     def __init__(self) -> None:
         self.nests = self.runs_code = False
-        self._seen: dict[int, Any] = {}
+        self._visited: dict[int, Any] = {}
         self._around: set[int] = set()
 
     def look(self, where: str, info: Any) -> None:
         if id(info) in self._around:
             self.nests = True
-        if id(info) in self._seen:
+        if id(info) in self._visited:
             return
-        self._seen[id(info)] = info
+        self._visited[id(info)] = info
         self._around.add(id(info))
         match info:
             case m.AnyType():

@@ -101,7 +101,7 @@ def failing() -> Fleet:
         {"type": "order", "method": "pay", "node": fleet.names[0], "count": 128, "last": []}
     ]
     fleet.failed = {"order": 128, "page": 1}
-    fleet.found = [
+    fleet.extra_findings = [
         {
             "check": "failing-handler",
             "level": "fault",

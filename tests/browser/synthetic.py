@@ -50,7 +50,7 @@ class Fleet(FakeNode):
         self.failures: list[Json] = []
         self.failed: dict[str, int] = {}
         """Failures of each node, by type."""
-        self.found: list[Json] = []
+        self.extra_findings: list[Json] = []
         """Findings in addition to the overview's."""
         self.rates: dict[str, dict[str, float]] = {}
         self.ended: list[Json] = []
@@ -390,7 +390,7 @@ class Fleet(FakeNode):
 
     async def findings(self) -> Json:
         cluster = await self.overview()
-        all_findings = [*self.found, *grouped(findings(Picture(cluster=cluster)))]
+        all_findings = [*self.extra_findings, *grouped(findings(Picture(cluster=cluster)))]
         return {"findings": all_findings, "lost": self.lost, "failures": self.failures}
 
     async def slow(self) -> Json:

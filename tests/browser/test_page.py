@@ -66,7 +66,7 @@ async def test_a_drain_shows_its_plan_and_needs_the_operators_token(
     await page.keyboard.press("Escape")
     await shows(page, "#nodes tbody", "draining")
     assert await page.evaluate("sessionStorage.length") == 0
-    assert not any(OPERATOR.split()[-1] in url for url in windows.asked)
+    assert not any(OPERATOR.split()[-1] in url for url in windows.requested_urls)
 
 
 async def test_B166_dropped_messages_are_shown_by_reason_and_replayed(

@@ -70,9 +70,9 @@ async def test_the_cost_of_an_open_page(windows: Windows, serve: Serve) -> None:
     page = await windows.open(served.url)
     await shows(page, ".map-summary", "1,000 shards on 50 nodes")
     seconds = float(os.environ.get("PAGE_SECONDS", "4"))
-    before, began, at = len(windows.asked), time.process_time(), time.monotonic()
+    before, began, at = len(windows.requested_urls), time.process_time(), time.monotonic()
     await asyncio.sleep(seconds)
-    spent, requests = time.process_time() - began, len(windows.asked) - before
+    spent, requests = time.process_time() - began, len(windows.requested_urls) - before
     passed = time.monotonic() - at
     part = 100 * spent / passed
     print(f"{requests} requests in {passed:.1f} s, {part:.2f} % of a core, with the driver's")
@@ -96,11 +96,11 @@ async def test_the_cost_of_an_open_page_to_a_real_node(windows: Windows, lab: Pr
         await asyncio.sleep(seconds)
         return processor_seconds(pid) - before
 
-    alone, requests = await spent(), len(windows.asked)
+    alone, requests = await spent(), len(windows.requested_urls)
     page = await windows.open(url_of(nodes[0]))
     await live(page)
     await shows(page, "#plot-received", "highest")
-    opened, at = len(windows.asked), time.monotonic()
+    opened, at = len(windows.requested_urls), time.monotonic()
     with_page = await spent()
     await page.close()
     most = 3 * (time.monotonic() - at) + 3
@@ -108,4 +108,4 @@ async def test_the_cost_of_an_open_page_to_a_real_node(windows: Windows, lab: Pr
     more = with_page - alone
     print(f"{100 * more / seconds:.2f} % of a core beside {100 * alone / seconds:.2f} % without it")
     assert requests == 0
-    assert len(windows.asked) - opened <= most
+    assert len(windows.requested_urls) - opened <= most

@@ -20,7 +20,7 @@ class Windows:
         self._browser = browser
         self._contexts: list[Any] = []
         self.troubles: list[str] = []
-        self.asked: list[str] = []
+        self.requested_urls: list[str] = []
         """URLs of the requests of all windows."""
         self.expects_errors = False
         """True if a test makes the node answer with errors, which Chromium reports."""
@@ -36,7 +36,7 @@ class Windows:
         await page.add_init_script(WATCH)
         page.on("console", lambda message: self._on_console(message))
         page.on("pageerror", lambda error: self.troubles.append(f"error: {error}"))
-        page.on("request", lambda request: self.asked.append(request.url))
+        page.on("request", lambda request: self.requested_urls.append(request.url))
         await page.goto(url)
         return page
 

@@ -138,7 +138,7 @@ class Chaos:
     async def run(self) -> Verdict:
         """Run, heal and judge."""
         self._store = STORES[self._kind_of_store](self._site())
-        self.verdict.wanted = self._store.kinds
+        self.verdict.kinds = self._store.kinds
         self._lab = Processes(self._folder, self._store.url)
         try:
             await self._store.begin()

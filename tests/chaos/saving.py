@@ -35,7 +35,7 @@ class Answer(NamedTuple):
     """A total, the instant at which the sender asked, and the instant of the answer, in seconds."""
 
     total: int
-    asked: float
+    asked_at: float
     at: float
 
 

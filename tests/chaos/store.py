@@ -302,7 +302,7 @@ class StoreServers(ChaosStore):
         before, sentinel = await self.master(), self.sentinels[0]
         await asyncio.to_thread(before.ask, "WAIT", "1", "0")
 
-        async def asked() -> bool:
+        async def names_the_other() -> bool:
             """Ask, unless the Sentinel names the other one by now. It may consent and then give up:
             shortly after a fault the replica is not fit for it. Then it is asked again; while a
             failover is under way it refuses."""
@@ -314,7 +314,7 @@ class StoreServers(ChaosStore):
             return True
 
         async def done() -> bool:
-            return await asked() and await self.master() is not before
+            return await names_the_other() and await self.master() is not before
 
         await until(done, "the failover")
 

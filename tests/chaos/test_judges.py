@@ -159,9 +159,9 @@ def test_a_verdict_says_whether_all_kinds_were_done() -> None:
     verdict.impossible.append("no root")
     ending = "seed 7: nothing wrong, NOT all kinds done: without split (no root)"
     assert verdict.ending == ending
-    verdict.wanted = frozenset(Kind) - {Kind.SPLIT}
+    verdict.kinds = frozenset(Kind) - {Kind.SPLIT}
     assert verdict.ending == "seed 7: nothing wrong, all kinds done", "the store cannot do it"
-    verdict.wanted = frozenset(Kind)
+    verdict.kinds = frozenset(Kind)
     verdict.wrong.append("2 overlaps")
     assert verdict.ending.startswith("seed 7: 2 overlaps, NOT all")
     assert str(verdict).endswith(verdict.ending)

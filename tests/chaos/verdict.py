@@ -25,7 +25,7 @@ class Verdict:
     machine cannot do some kinds."""
 
     seed: int
-    wanted: frozenset[Kind] = frozenset(Kind)
+    kinds: frozenset[Kind] = frozenset(Kind)
     """The kinds that the run's store can do."""
     timeline: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Verdict:
     def ending(self) -> str:
         """Return the last line."""
         end = "; ".join(self.wrong) or "nothing wrong"
-        missing = not_done(self.done, self.wanted)
+        missing = not_done(self.done, self.kinds)
         if not missing:
             return f"seed {self.seed}: {end}, all kinds done"
         why = f" ({'; '.join(self.impossible)})" if self.impossible else ""

@@ -253,13 +253,13 @@ class Asking:
     def __init__(self, store: EndingStore) -> None:
         self.events: list[str] = []
         self.shell = MembershipStore(cast("StateStore", store), self._post, lambda: None)
-        self.asked = 0
+        self.requests = 0
 
     def _post(self, event: object) -> None:
         self.events.append(type(event).__name__)
 
     def begin(self) -> None:
-        self.asked += 1
+        self.requests += 1
         self.shell.perform(AcquireLease("downing/1", "a", 1e9))
 
     def again(self) -> None:
@@ -269,7 +269,11 @@ class Asking:
         self.shell.close()
 
     def missing(self) -> str:
-        return "" if len(self.events) == self.asked else f"{self.events} for {self.asked} requests"
+        return (
+            ""
+            if len(self.events) == self.requests
+            else f"{self.events} for {self.requests} requests"
+        )
 
     def left(self) -> str:
         return f"{len(self.shell._tasks)} calls" if self.shell._tasks else ""

@@ -24,7 +24,7 @@ class Router:
     """Takes each message as its letter's payload says."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.sent_ids: list[str] = []
 
     def key(self, method: str) -> tuple[str, str]:
         return "page", method
@@ -38,7 +38,7 @@ class Router:
                 room.set_result(None)
             case "waits a moment":
                 asyncio.get_running_loop().call_later(REPLAY_S / 4, room.set_result, None)
-        self.told.append(entity_id)
+        self.sent_ids.append(entity_id)
         return room
 
 
@@ -67,7 +67,7 @@ async def test_each_letter_is_sent_and_gone_or_kept_with_a_reason(ends: tuple[st
     assert loop.time() - began <= REPLAY_S + 0.1
     failed = dict(answer["failed"])
     assert sorted([*answer["sent"], *failed]) == sorted(numbers), "each has one fate"
-    assert [str(numbers.index(n)) for n in answer["sent"]] == router.told, "told once, in order"
+    assert [str(numbers.index(n)) for n in answer["sent"]] == router.sent_ids, "told once, in order"
     assert all(failed.values()), "each failure has a reason"
     left = {letter.number for letter in letters}
     assert not left.intersection(answer["sent"]), "what is sent is no letter any more"

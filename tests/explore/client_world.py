@@ -33,7 +33,7 @@ from shardbus.transport.session import Session
 from shardbus.wire.batch import PAYLOAD_BYTES_MAX, AskRun, Control, Flush, Relayed, TellRun
 from shardbus.wire.control import Describe, Members, TypeInfo, decode_control, encode_control
 from shardbus.wire.schema import decode_value
-from tests.explore.on_a_loop import Asked, LoopOfWorld
+from tests.explore.on_a_loop import AskOutcomes, LoopOfWorld
 from tests.unit.transport.memory_network import MemoryLink, MemoryWorld
 
 TYPE, SHARDS, LAYOUT = "page", 12, "crc32/12"
@@ -122,7 +122,7 @@ class ClientWorld:
     def __init__(self, *only: str) -> None:
         self.only = only
         self.said: list[str] = []
-        self.world, self.net, self.asked = LoopOfWorld(), MemoryWorld(), Asked()
+        self.world, self.net, self.ask_outcomes = LoopOfWorld(), MemoryWorld(), AskOutcomes()
         self.home: NodeId | None = A
         self.fence = 1
         self.got: list[tuple[NodeId, str]] = []
@@ -161,7 +161,7 @@ class ClientWorld:
         self.said.append(f"{node.me.host} gets {name}")
         assert name not in {n for _, n in self.got}, f"{name} comes twice"
         self.got.append((node.me, name))
-        self.asked.handled.add(name)
+        self.ask_outcomes.handled.add(name)
 
     def links(self, name: str) -> list[MemoryLink]:
         address = NODES[name].address
@@ -204,7 +204,7 @@ class ClientWorld:
             case ["die", name]:
                 self._die(name)
             case ["cancel"]:
-                self.world.run(self.asked.futures[self._open()[0]].cancel)
+                self.world.run(self.ask_outcomes.futures[self._open()[0]].cancel)
             case ["second"]:
                 self._wait(1.0)
             case ["timeout"]:
@@ -220,7 +220,7 @@ class ClientWorld:
             self.tells[name] = future
         else:
             call = self.client.call
-            self.asked.futures[name] = self.world.run(
+            self.ask_outcomes.futures[name] = self.world.run(
                 lambda: asyncio.ensure_future(call(kind, entity, "mark", int(name)))
             )
 
@@ -249,7 +249,7 @@ class ClientWorld:
         return self.world.loop.create_task(cast())
 
     def _open(self) -> list[str]:
-        return self.asked.open()
+        return self.ask_outcomes.open()
 
     def _home(self, node: NodeId | None) -> None:
         self.home = node
@@ -292,9 +292,9 @@ class ClientWorld:
         assert not late, f"asks {late} have no outcome in time"
         late = [n for n, tell in self.tells.items() if not tell.done() and now > self.due[n]]
         assert not late, f"tells {late} have neither room nor an error in time"
-        self.asked.check()
+        self.ask_outcomes.check()
         for names, error in self.failed:
-            came = self.asked.handled.intersection(names)
+            came = self.ask_outcomes.handled.intersection(names)
             assert not (came and error.definite), f"{came} came, and the error is definite: {error}"
         regions: Any = getattr(self.client, "_regions", None)
         for name, guide in regions._guides.items() if regions is not None else ():
@@ -345,18 +345,18 @@ class ClientWorld:
         """Check that the client has found its way: a new ask is answered."""
         for entity in ("x", "z", "y"):
             self._send("ask", entity)
-            future = self.asked.futures[str(self.sent)]
+            future = self.ask_outcomes.futures[str(self.sent)]
             while not future.done():  # its deadline is a law
                 self._wait(STEP_S)
             if entity == "y":
                 kind = type(future.exception())
                 assert kind is UnknownEntityType, f"a type that no node has: {kind.__name__}"
             else:
-                outcome = self.asked.outcome(str(self.sent))
+                outcome = self.ask_outcomes.outcome(str(self.sent))
                 assert outcome == "answered", f"an ask at rest: {outcome}: {future.exception()}"
 
     def close(self) -> None:
-        for future in (*self.asked.futures.values(), *self.tells.values()):
+        for future in (*self.ask_outcomes.futures.values(), *self.tells.values()):
             if future.done() and not future.cancelled():
                 future.exception()
         self.world.close()

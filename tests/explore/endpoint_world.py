@@ -34,7 +34,7 @@ from shardbus.transport.session import Session
 from shardbus.wire.batch import AskRun, Control, Flush, Hello, Relayed, TellRun
 from shardbus.wire.schema import decode_value
 from tests.explore.link import messages_of, name_of
-from tests.explore.on_a_loop import Asked, LoopOfWorld
+from tests.explore.on_a_loop import AskOutcomes, LoopOfWorld
 from tests.unit.transport.memory_network import MemoryLink, MemoryNetwork, MemoryWorld
 
 ADD = ("counter", "add")
@@ -67,7 +67,7 @@ class Sink:
 
     def __init__(self) -> None:
         self.got: list[str] = []
-        self.asked: list[tuple[Session, int, str]] = []
+        self.open_asks: list[tuple[Session, int, str]] = []
 
     def on_tells(self, session: Session, run: TellRun) -> None:
         self.got += [name for _, _, name in messages_of(run)]
@@ -75,7 +75,7 @@ class Sink:
     def on_asks(self, session: Session, run: AskRun) -> None:
         names = [name for _, _, name in messages_of(run)]
         self.got += names
-        self.asked += [(session, corr, n) for corr, n in zip(run.corrs, names, strict=True)]
+        self.open_asks += [(session, corr, n) for corr, n in zip(run.corrs, names, strict=True)]
 
     def on_relayed(self, session: Session, message: Relayed) -> None: ...
     def on_control(self, session: Session, control: Control) -> None: ...
@@ -88,11 +88,11 @@ class EndpointWorld:
     def __init__(self, name: str = "n1") -> None:
         self.said: list[str] = []
         self.at = Address(name, HOME.port)
-        self.world, self.net, self.asked = LoopOfWorld(), MemoryWorld(), Asked()
-        self.permissions, self.given = CLIENT, CLIENT
+        self.world, self.net, self.ask_outcomes = LoopOfWorld(), MemoryWorld(), AskOutcomes()
+        self.permissions, self.granted = CLIENT, CLIENT
         self.sinks: list[Sink] = []
         self.nodes: list[Endpoint] = []
-        self.told: list[str] = []
+        self.names: list[str] = []
         self.unsent: list[str] = []
         self.lost: list[Session] = []
         self.up, self.excused, self.leaving = True, False, False
@@ -126,7 +126,7 @@ class EndpointWorld:
         return self.client.session_to(self.at, probe=True)
 
     def _authorize(self, hello: Hello, user: str | None) -> Permissions:
-        self.given = self.permissions
+        self.granted = self.permissions
         return self.permissions
 
     def _on_lost(self, session: Session, unsent: list[Unsent]) -> None:
@@ -161,7 +161,7 @@ class EndpointWorld:
             if not self.leaving:
                 verbs.append("leave")
         verbs.append("rights less" if self.permissions is CLIENT else "rights more")
-        if any(sink.asked for sink in self.sinks):
+        if any(sink.open_asks for sink in self.sinks):
             verbs.append("answer")
         return verbs
 
@@ -198,13 +198,13 @@ class EndpointWorld:
         self._check()
 
     def _send(self, verb: str) -> None:
-        name = str(len(self.told) + 1)
-        self.told.append(name)
+        name = str(len(self.names) + 1)
+        self.names.append(name)
         payload = f"{name} ".encode()
         if verb == "tell":
             self.world.run(self.session.outbox.tell, ADD, "x", payload)
         else:
-            future = self.asked.futures[name] = self.world.loop.create_future()
+            future = self.ask_outcomes.futures[name] = self.world.loop.create_future()
             self.world.run(self.session.outbox.ask, ADD, "x", payload, ASK_MS, future, decode_value)
 
     def _die(self) -> None:
@@ -232,8 +232,8 @@ class EndpointWorld:
 
     def _answer(self) -> None:
         for sink in self.sinks:
-            if sink.asked:
-                session, corr, _ = sink.asked.pop(0)
+            if sink.open_asks:
+                session, corr, _ = sink.open_asks.pop(0)
                 if session.lost is None:
                     self.world.run(session.outbox.reply, corr, b"\xa2ok")
                 return
@@ -248,12 +248,12 @@ class EndpointWorld:
 
     def _check(self) -> None:
         came = [name for sink in self.sinks for name in sink.got]
-        self.asked.handled.update(came)
+        self.ask_outcomes.handled.update(came)
         assert came == sorted(set(came), key=int), f"the nodes get {came}"
         assert not set(came) & set(self.unsent), "a message came, and was returned as unsent"
-        self.asked.check()
+        self.ask_outcomes.check()
         for inbound in self.nodes[-1].incoming.by_name.values():
-            assert inbound.session.permissions == self.given, "the node keeps former permissions"
+            assert inbound.session.permissions == self.granted, "the node keeps former permissions"
         incoming: Any = self.nodes[-1].incoming
         ids = {session.identity: session for session in incoming.by_name.values()}
         assert incoming._by_identity == ids, "the node keeps a former connection"
@@ -262,11 +262,11 @@ class EndpointWorld:
         session, node = self.session, self.nodes[-1]
         at = tuple(outgoing.address for outgoing in self.client._outgoing.values())
         return (
-            at, self.link.up, self.link.has_room, self.permissions.types, self.given.types,
+            at, self.link.up, self.link.has_room, self.permissions.types, self.granted.types,
             session.lost is not None, session.link.open,
             min(session.link.window.last - session.link.window.acked, 2),
             session.waiting_asks, len(self.nodes), len(node.incoming.by_name), self.leaving,
-            tuple(len(sink.asked) for sink in self.sinks), self.excused,
+            tuple(len(sink.open_asks) for sink in self.sinks), self.excused,
         )  # fmt: skip
 
     def rest(self) -> None:
@@ -274,23 +274,23 @@ class EndpointWorld:
             if event in self.events():
                 self.do(event)
         self._wait(5.0)
-        while any(sink.asked for sink in self.sinks):
+        while any(sink.open_asks for sink in self.sinks):
             self.do("answer")
         self._wait(5.0)
         self._check()
-        assert not self.asked.open(), f"asks {self.asked.open()} have no outcome"
+        assert not self.ask_outcomes.open(), f"asks {self.ask_outcomes.open()} have no outcome"
         if self.session.lost is None:
             assert self.session.link.open, "the session stays closed"
             assert not self.session.link.outstanding, "messages are not acknowledged"
             came = {name for sink in self.sinks for name in sink.got}
-            over = {n for n, future in self.asked.futures.items() if future.done()}
-            lost = set(self.told) - came - over
+            over = {n for n, future in self.ask_outcomes.futures.items() if future.done()}
+            lost = set(self.names) - came - over
             assert not lost, f"{lost} never came"
         elif not self.lost[0].closed_idle:
             assert self.excused
 
     def close(self) -> None:
-        for future in self.asked.futures.values():
+        for future in self.ask_outcomes.futures.values():
             if future.done() and not future.cancelled():
                 future.exception()
         self.world.close()

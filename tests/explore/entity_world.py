@@ -31,7 +31,7 @@ from shardbus.entities.activation import Message
 from shardbus.errors import AskTimeout, StaleFence, StateChanged, StoreUnavailable
 from shardbus.store.memory import MemoryData, MemoryStore
 from shardbus.wire.stored_state import revision_of
-from tests.explore.on_a_loop import Asked, LoopOfWorld
+from tests.explore.on_a_loop import AskOutcomes, LoopOfWorld
 from tests.unit.entities.entity_kit import Bench
 
 ID = "x"
@@ -121,7 +121,7 @@ class EntityWorld:
         self.only = only
         self.broken: list[str] = []
         """Laws that were broken within the entity: the host catches its errors."""
-        self.world, self.asked, self.keeper = LoopOfWorld(), Asked(), SlowKeeper()
+        self.world, self.ask_outcomes, self.keeper = LoopOfWorld(), AskOutcomes(), SlowKeeper()
         self.remember, self.carry = remember, carry
         self.data = MemoryData()
         self.work: list[asyncio.Future[None]] = []
@@ -133,7 +133,7 @@ class EntityWorld:
         self.excused: set[str] = set()
         """Asks whose time is over: who asked knows it."""
         self.on = True
-        self.wanted = {ID: False} | dict.fromkeys(OTHERS, remember)
+        self.must_run = {ID: False} | dict.fromkeys(OTHERS, remember)
         """Which entities must run at rest."""
         self._starting, remembering.STARTING_MAX = remembering.STARTING_MAX, STARTING_MAX
         self.bench = self.world.run(self._bench)
@@ -230,7 +230,7 @@ class EntityWorld:
 
             @handler
             def passivate(self) -> None:
-                world.wanted[self.context.entity_id] = False
+                world.must_run[self.context.entity_id] = False
                 self.context.passivate()
 
         options: dict[str, Any] = {"remember": True} if self.remember else {}
@@ -251,7 +251,7 @@ class EntityWorld:
     def begins(self, entity_id: str, life: int) -> None:
         self.lives[entity_id] = life
         if self.remember:
-            self.wanted[entity_id] = True
+            self.must_run[entity_id] = True
 
     def ends(self, entity_id: str, life: int, reason: StopReason) -> None:
         self.expect(
@@ -259,13 +259,13 @@ class EntityWorld:
         )
         self.said.append(f"life {life} ends: {reason.value}")
         if reason is StopReason.PASSIVATION:
-            self.wanted[entity_id] = False
+            self.must_run[entity_id] = False
 
     def handles(self, entity: Any, n: int) -> None:
         lives = self.lives.get(ID)
         self.expect(lives == entity.life, f"life {entity.life} handles {n} in that of {lives}")
         self.said.append(f"handles {n}")
-        self.asked.handled.add(str(n))
+        self.ask_outcomes.handled.add(str(n))
 
     async def works(self, life: int) -> Done:
         future = asyncio.get_running_loop().create_future()
@@ -311,7 +311,7 @@ class EntityWorld:
             case ["unstash" | "passivate" as verb]:
                 run(bench.tell, ID, verb)
             case ["idle"]:
-                self.excused.update(self.asked.open())
+                self.excused.update(self.ask_outcomes.open())
                 run(bench.pass_ticks, IDLE_TICKS)
             case ["work"]:
                 self._end_work()
@@ -340,7 +340,9 @@ class EntityWorld:
     def _ask(self, verb: str) -> None:
         self.asks += 1
         method = "save_it" if verb == "save" else verb
-        self.asked.futures[str(self.asks)] = self.world.run(self.bench.ask, ID, method, self.asks)
+        self.ask_outcomes.futures[str(self.asks)] = self.world.run(
+            self.bench.ask, ID, method, self.asks
+        )
 
     def _end_work(self) -> None:
         future = self.work.pop(0)
@@ -372,7 +374,7 @@ class EntityWorld:
 
     def _check(self) -> None:
         assert not self.broken, self.broken[0]
-        self.asked.check()
+        self.ask_outcomes.check()
         starting = sum(c.verb == "load" and c.entity_id in OTHERS for c in self.keeper.calls)
         assert starting <= STARTING_MAX, f"{starting} remembered entities start at once"
         for change in self.changes:
@@ -399,10 +401,11 @@ class EntityWorld:
             )  # fmt: skip
         calls = tuple((c.verb, c.entity_id) for c in self.keeper.calls if not c.outcome.done())
         return (
-            about, calls, len(self.work), self.on, bool(self.bench.down), len(self.asked.open()),
-            tuple(self.lives), sum(not c.done() for c in self.changes),
+            about, calls, len(self.work), self.on, bool(self.bench.down),
+            len(self.ask_outcomes.open()), tuple(self.lives),
+            sum(not c.done() for c in self.changes),
             self.keeper.states.get(ID, (0, None))[1] is not None, host.runner.waiting,
-            self.unknown.get(self.lives.get(ID, 0), 0), tuple(self.wanted.values()),
+            self.unknown.get(self.lives.get(ID, 0), 0), tuple(self.must_run.values()),
         )  # fmt: skip
 
     def rest(self) -> None:
@@ -424,7 +427,7 @@ class EntityWorld:
             self.do("unstash")
             self.world.wait(2.0)
         self._check()
-        open_asks = set(self.asked.open()) - self.excused
+        open_asks = set(self.ask_outcomes.open()) - self.excused
         assert not open_asks, f"asks {open_asks} have no outcome"
         runner = self.bench.host.runner
         assert runner.waiting == 0, f"{runner.waiting} messages wait"
@@ -432,14 +435,14 @@ class EntityWorld:
 
     def _check_remembered(self) -> None:
         listed = {i for entry in self.data.remembered.values() for i in entry.entity_ids}
-        for entity_id, expected in self.wanted.items():
+        for entity_id, expected in self.must_run.items():
             if expected:
                 assert entity_id in listed, f"{entity_id} is forgotten"
                 assert self.bench.entity(entity_id), f"{entity_id} is remembered, and does not run"
 
     def close(self) -> None:
         remembering.STARTING_MAX = self._starting
-        for future in self.asked.futures.values():
+        for future in self.ask_outcomes.futures.values():
             if future.done() and not future.cancelled():
                 future.exception()
         for change in self.changes:

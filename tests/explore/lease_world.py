@@ -62,7 +62,7 @@ class LeaseOwner:
         self.machine = Leases(TTL, RETRY)
         self.calls: list[list[Any]] = []
         """Each with its answer, None while the store has not served it."""
-        self.wanted = self.works = self.asleep = False
+        self.wants_lease = self.works = self.asleep = False
         self.stop_at: float | None = None
         self.late: list[ls.Event] = []
 
@@ -83,7 +83,7 @@ class LeaseWorld:
             if owner.asleep:
                 verbs.append(f"{name} wakes")
             else:
-                verbs += [f"{name} {'drops' if owner.wanted else 'wants'}", f"{name} sleeps"]
+                verbs += [f"{name} {'drops' if owner.wants_lease else 'wants'}", f"{name} sleeps"]
             if any(answer is None for _, answer in owner.calls):
                 verbs.append(f"{name} served")
             if owner.calls:
@@ -107,10 +107,10 @@ class LeaseWorld:
     def _do(self, name: str, owner: LeaseOwner, verb: str) -> None:
         match verb:
             case "wants":
-                owner.wanted = True
+                owner.wants_lease = True
                 self._handle(name, ls.WantLease(NAME))
             case "drops":
-                owner.wanted = owner.works = False
+                owner.wants_lease = owner.works = False
                 owner.stop_at = None
                 self._handle(name, ls.DropLease(NAME))
             case "served":
@@ -143,7 +143,7 @@ class LeaseWorld:
     def _stop(self, name: str, owner: LeaseOwner) -> None:
         owner.works, owner.stop_at = False, None
         self._handle(name, ls.DropLease(NAME))
-        if owner.wanted:
+        if owner.wants_lease:
             self._handle(name, ls.WantLease(NAME))
 
     def _handle(self, name: str, event: ls.Event) -> None:
@@ -212,7 +212,7 @@ class LeaseWorld:
                 for at in (due, end, owner.stop_at)
             )
             state = owner.machine.state_of(NAME)
-            flags = owner.wanted, owner.works, owner.asleep, len(owner.late)
+            flags = owner.wants_lease, owner.works, owner.asleep, len(owner.late)
             rows.append((state, calls, times, flags))
         return (
             tuple(rows),
@@ -226,20 +226,20 @@ class LeaseWorld:
             if owner.asleep:
                 self.do(f"{name} wakes")
         self._serve()
-        if not self.doubt and not any(owner.wanted for owner in self.owners.values()):
+        if not self.doubt and not any(owner.wants_lease for owner in self.owners.values()):
             assert self.store.owner == "", f"{self.store.owner} does not release the lease"
         for _ in range(4 * int(TTL)):
             self._pass(1.0)
             self._turn()
             self._serve()
         working = [owner for owner in self.owners.values() if owner.works]
-        acquiring = [owner for owner in self.owners.values() if owner.wanted]
+        acquiring = [owner for owner in self.owners.values() if owner.wants_lease]
         assert len(working) == bool(acquiring), (
             f"{len(acquiring)} want the lease, {len(working)} work"
         )
         assert acquiring or self.store.owner == "" or self.now >= self.store.ends
         for owner in self.owners.values():
-            if not owner.wanted:
+            if not owner.wants_lease:
                 assert owner.machine.names == [], "a lease is kept that its owner does not want"
             state = owner.machine.state_of(NAME)
             assert state in (None, LeaseState.ASKING, LeaseState.HELD), state

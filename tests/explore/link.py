@@ -56,7 +56,7 @@ class End:
     def __init__(self, world: LoopOfWorld, name: str, clock: CoarseClock) -> None:
         self.name, self.pipe, self.has_room = name, deque[Frame](), True
         self.got: list[tuple[str, str, str]] = []
-        self.asked: deque[tuple[int, str]] = deque()
+        self.open_asks: deque[tuple[int, str]] = deque()
         """The asks that wait for an answer of this end."""
         self.left_ms: list[tuple[str, int]] = []
         """The time that each ask had when this end was given it."""
@@ -91,13 +91,13 @@ class End:
     def on_asks(self, session: Session, run: AskRun) -> None:
         self._take(run)
         names = [name for _, _, name in messages_of(run)]
-        self.asked.extend(zip(run.corrs, names, strict=True))
+        self.open_asks.extend(zip(run.corrs, names, strict=True))
         self.left_ms += [(name, run.timeout_ms) for name in names]
 
     def on_relayed(self, session: Session, message: Relayed) -> None:
         self._take(message)
         if message.corr:
-            self.asked.append((message.corr, name_of(message.payload)))
+            self.open_asks.append((message.corr, name_of(message.payload)))
 
     def on_control(self, session: Session, control: Control) -> None:
         self._take(control)
@@ -162,7 +162,7 @@ class Link:
 
     def answer(self) -> str:
         """Let the far end answer its oldest ask; return the ask's name."""
-        corr, name = self.b.asked.popleft()
+        corr, name = self.b.open_asks.popleft()
         self._world.run(self.b.session.outbox.reply, corr, b"\xa2ok")
         return name
 

@@ -207,7 +207,7 @@ class AdmissionWorld:
         self.gossip = Gossip(members, frozenset({MEMBER}), clock=VectorClock({MEMBER: 1}))
         me = members[MEMBER]
         self.machine = Admission(me, GREETING, ClusterSettings(), b"key")
-        self.asked: list[NodeId] = []
+        self.suspects: list[NodeId] = []
         self.alive: set[NodeId] = set()
         self.now = 0.0
 
@@ -218,7 +218,7 @@ class AdmissionWorld:
         flagged = self.gossip.unreachable()
         verbs += [f"flag {name}" for name, node in OLD.items() if node not in flagged]
         for name, node in OLD.items():
-            if node in self.asked:
+            if node in self.suspects:
                 verbs += [f"probe {name} {how}" for how in ("refused", "unknown", "alive")]
         return verbs
 
@@ -234,7 +234,7 @@ class AdmissionWorld:
                 self._probe(OLD[name], how)
 
     def _probe(self, node: NodeId, how: str) -> None:
-        self.asked.remove(node)
+        self.suspects.remove(node)
         outcome = {
             "refused": ProbeOutcome.REFUSED, "unknown": ProbeOutcome.UNKNOWN,
             "alive": ProbeOutcome.ALIVE,
@@ -248,8 +248,8 @@ class AdmissionWorld:
     def _take(self, progress: Any) -> None:
         if progress.gossip is not None:
             self.gossip = progress.gossip
-        if progress.suspect is not None and progress.suspect not in self.asked:
-            self.asked.append(progress.suspect)
+        if progress.suspect is not None and progress.suspect not in self.suspects:
+            self.suspects.append(progress.suspect)
             self.said.append(f"probes {progress.suspect}")
         if progress.step is JoinStep.ADMIT and NEW in self.gossip.members:
             self.said.append("admitted")
@@ -262,7 +262,7 @@ class AdmissionWorld:
         claims = tuple((node, claim.gone) for node, claim in machine._claims.items())
         members = tuple((m.node, m.status) for m in self.gossip.members.values())
         flags = tuple(self.gossip.unreachable().items())
-        return members, flags, claims, tuple(self.asked)
+        return members, flags, claims, tuple(self.suspects)
 
     def rest(self) -> None:
         """All former processes are out of reach, and the newcomer asks until it is admitted."""
@@ -272,8 +272,8 @@ class AdmissionWorld:
         for _ in range(2 * len(OLD) + 2):
             if NEW in self.gossip.members:
                 return
-            if self.asked:
-                self._probe(self.asked[0], "unknown")
+            if self.suspects:
+                self._probe(self.suspects[0], "unknown")
             else:
                 self.do("join")
         raise AssertionError("the newcomer is never admitted")

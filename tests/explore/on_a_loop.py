@@ -60,7 +60,7 @@ class LoopOfWorld:
         self.loop.discard()
 
 
-class Asked:
+class AskOutcomes:
     """The asks of a world: each must have exactly one outcome in the end."""
 
     def __init__(self) -> None:

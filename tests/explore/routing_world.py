@@ -42,7 +42,7 @@ from shardbus.sharding.region.region import ShardRegion
 from shardbus.transport.asks import CoarseClock
 from shardbus.wire.schema import Interface, decode_value
 from tests.explore.link import STEP_S, Link, messages_of, name_of
-from tests.explore.on_a_loop import Asked, LoopOfWorld
+from tests.explore.on_a_loop import AskOutcomes, LoopOfWorld
 
 A, B = NodeId("a", 1, 1), NodeId("b", 2, 2)
 NODES = {"A": A, "B": B}
@@ -60,7 +60,7 @@ class Homes:
         self.clock = CoarseClock()
         self.clock.start(self.world.loop.time)
         self.links = {node: self._link(node) for node in (A, B)}
-        self.asked, self.told = Asked(), dict[str, str]()
+        self.ask_outcomes, self.entity_of = AskOutcomes(), dict[str, str]()
         self.got: list[tuple[str, str, str]] = []
         """Node, entity and name of each message that came to a home, in order."""
         self.errors: list[RequestError] = []
@@ -125,14 +125,14 @@ class Homes:
         """Tell or ask; return the name of the message."""
         self.sent += 1
         name, run = str(self.sent), self.world.run
-        self.told[name] = entity
+        self.entity_of[name] = entity
         payload = f"{name} ".encode()
         self.sending = name
         try:
             if verb == "tell":
                 run(sender.tell, sender.key("add"), entity, payload)
             else:
-                self.asked.futures[name] = run(
+                self.ask_outcomes.futures[name] = run(
                     sender.ask, sender.key("add"), entity, payload, ASK_MS, decode_value
                 )
         except RequestError as error:
@@ -173,10 +173,10 @@ class Homes:
         self.carry()
 
     def cancel(self) -> None:
-        name = self.asked.open()[0]
+        name = self.ask_outcomes.open()[0]
         if name in self.waiting():
             self.given_up.add(name)
-        self.world.run(self.asked.futures[name].cancel)
+        self.world.run(self.ask_outcomes.futures[name].cancel)
         self.carry()
 
     def leave(self, node: NodeId) -> None:
@@ -190,7 +190,7 @@ class Homes:
     def give_up(self) -> None:
         """End as a process does that has waited long enough: each tell that waits is dropped."""
         self.over = True
-        tells = [name for name in self.waiting() if name not in self.asked.futures]
+        tells = [name for name in self.waiting() if name not in self.ask_outcomes.futures]
         before = Counter(name.split(" ")[-1] for name in self.dropped)
         self.world.run(self.router.give_up, "undelivered")
         assert self.region.buffered == (0, 0), "messages wait that were given up"
@@ -236,13 +236,13 @@ class Homes:
         both = {name, f"{entity} {name}"}.intersection(self.dropped)
         assert not both, f"{both} counts as dropped, and comes"
         self.got.append((NAMES[node], entity, name))
-        self.asked.handled.add(name)
+        self.ask_outcomes.handled.add(name)
 
     # ---- laws
 
     def check(self) -> None:
         self.region.check()
-        self.asked.check()
+        self.ask_outcomes.check()
         assert all(error.definite for error in self.errors), "a refusal in doubt"
         asks = {p for p in self._kept() if p.waiter is not None and p.error is None}
         timed = set(self.router.buffered_asks._asks)
@@ -252,7 +252,7 @@ class Homes:
         return [message for message in self.region.kept() if isinstance(message, PendingMessage)]
 
     def check_order(self) -> None:
-        for entity in set(self.told.values()):
+        for entity in set(self.entity_of.values()):
             numbers = [int(name) for _, at, name in self.got if at == entity]
             assert numbers == sorted(set(numbers)), f"{entity} gets {numbers}"
 
@@ -263,15 +263,15 @@ class Homes:
         assert left == entered, f"{entered} messages were given to the region, {left} are known"
 
     def check_rest(self) -> None:
-        assert not self.asked.open(), f"{self.asked.open()} wait for ever"
+        assert not self.ask_outcomes.open(), f"{self.ask_outcomes.open()} wait for ever"
         assert self.region.buffered == (0, 0), "messages wait for a home"
         assert not self.router.buffered_asks, "asks are kept"
         for node, link in self.links.items():
             if node not in self.dead:
                 link.check_rest()
         came = {name for _, _, name in self.got} | {name.split(" ")[-1] for name in self.dropped}
-        over = {name for name, future in self.asked.futures.items() if future.done()}
-        for name in self.told:
+        over = {name for name, future in self.ask_outcomes.futures.items() if future.done()}
+        for name in self.entity_of:
             fate = name in came or name in self.refused or name in over
             assert fate or name in self.with_link, f"{name} was lost"
 
@@ -286,11 +286,11 @@ class Homes:
         return (
             routes, links, frozenset(self.dead), frozenset(self.away), self.over,
             type(self.router.refused),
-            len(self.asked.open()), len(self.refused), len(self.dropped),
+            len(self.ask_outcomes.open()), len(self.refused), len(self.dropped),
         )  # fmt: skip
 
     def close(self) -> None:
-        for future in self.asked.futures.values():
+        for future in self.ask_outcomes.futures.values():
             if future.done() and not future.cancelled():
                 future.exception()
         self.world.close()
@@ -320,11 +320,11 @@ class RouterWorld(Homes):
             verbs += [f"lose {name}", f"gone {name}"]
             verbs += [f"back {name}"] if node in self.away else [f"home {name}", f"leave {name}"]
             verbs.append(f"{'break' if self.links[node].stands else 'mend'} {name}")
-            if self.links[node].b.asked:
+            if self.links[node].b.open_asks:
                 verbs.append(f"answer {name}")
         if self.router.refused or self.inner.refused:
             verbs.append("admit")
-        if self.asked.open():
+        if self.ask_outcomes.open():
             verbs.append("cancel")
         return [event for event in verbs if not self.only or event in self.only]
 
@@ -377,9 +377,9 @@ class RouterWorld(Homes):
         self.withdrawn += gone - (len(self.dropped) - dropped)
 
     def _refuse_inner(self, error: UnknownEntityType) -> None:
-        before = [n for n in self.asked.open() if self.told[n] == "x"]
+        before = [n for n in self.ask_outcomes.open() if self.entity_of[n] == "x"]
         self._refuse(self.inner, error)
-        failed = [n for n in before if n not in self.asked.open()]
+        failed = [n for n in before if n not in self.ask_outcomes.open()]
         assert not failed, f"{failed} are of a type that is not refused"
 
     def key(self) -> Hashable:
@@ -399,14 +399,14 @@ class RouterWorld(Homes):
         if alive:
             self.do(f"home {alive[0]}")
         for name in alive:
-            while self.links[NODES[name]].b.asked:
+            while self.links[NODES[name]].b.open_asks:
                 self.do(f"answer {name}")
         self.do("second")
         self.do("second")
         if alive:
             self.check_rest()
         else:
-            assert not self.asked.open()
+            assert not self.ask_outcomes.open()
 
 
 class InstanceWorld(Homes):
@@ -442,9 +442,9 @@ class InstanceWorld(Homes):
             verbs += [f"row {k} {name}" for k in (1, 2) if self.rows.get(k) != node]
             verbs += [f"lose {name}", f"gone {name}"]
             verbs.append(f"{'break' if self.links[node].stands else 'mend'} {name}")
-            if self.links[node].b.asked:
+            if self.links[node].b.open_asks:
                 verbs.append(f"answer {name}")
-        if self.asked.open():
+        if self.ask_outcomes.open():
             verbs.append("cancel")
         return [event for event in verbs if not self.only or event in self.only]
 
@@ -511,15 +511,15 @@ class InstanceWorld(Homes):
         """Check that an ask by `first` goes to a second instance if the first one is gone before
         its deadline."""
         left = [k for k in self.rows if k <= self.counts[-1]]
-        for name, future in self.asked.futures.items():
+        for name, future in self.ask_outcomes.futures.items():
             failed = future.done() and not future.cancelled() and future.exception() is not None
             if self._by[name] == "first" and failed and left and name in self._in_time:
                 there = {node for node, _, n in self.got if n == name}
                 assert there != {gone}, f"{name} fails with {gone}, though another instance runs"
 
     def _check_answers(self) -> None:
-        for name, future in self.asked.futures.items():
-            if self._by[name] != "all" or self.asked.outcome(name) != "answered":
+        for name, future in self.ask_outcomes.futures.items():
+            if self._by[name] != "all" or self.ask_outcomes.outcome(name) != "answered":
                 continue
             answers = future.result()
             assert isinstance(answers, dict), f"all answers with {answers!r}"
@@ -534,7 +534,7 @@ class InstanceWorld(Homes):
 
     def key(self) -> Hashable:
         rows: Any = self.router.rows
-        open_asks = tuple(sorted(self._by[name] for name in self.asked.open()))
+        open_asks = tuple(sorted(self._by[name] for name in self.ask_outcomes.open()))
         picks = self.count, tuple(sorted(self.rows.items()))
         return super().key(), picks, len(rows.uncounted), open_asks
 
@@ -553,11 +553,11 @@ class InstanceWorld(Homes):
                 self.do(f"row {k} {alive[0]}")
         for _ in range(2):
             for name in alive:
-                while self.links[NODES[name]].b.asked:
+                while self.links[NODES[name]].b.open_asks:
                     self.do(f"answer {name}")
             self.do("second")
         self.do("second")
         if alive:
             self.check_rest()
-        assert not self.asked.open()
+        assert not self.ask_outcomes.open()
         self.check_rest_of_rows()

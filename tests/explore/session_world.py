@@ -33,7 +33,7 @@ from shardbus.transport import inbox
 from shardbus.transport.asks import CoarseClock
 from shardbus.wire.schema import decode_value
 from tests.explore.link import STEP_S, Link, name_of
-from tests.explore.on_a_loop import Asked, LoopOfWorld
+from tests.explore.on_a_loop import AskOutcomes, LoopOfWorld
 
 ADD = ("counter", "add")
 LARGE = bytes(600_000)
@@ -58,8 +58,8 @@ class SessionWorld:
         self.clock = CoarseClock()
         self.clock.start(self.world.loop.time)
         self.link = Link(self.world, "a", "b", self.clock)
-        self.asked = Asked()
-        self.told: dict[str, list[str]] = {x: [] for x in ENTITIES}
+        self.ask_outcomes = AskOutcomes()
+        self.names_to: dict[str, list[str]] = {x: [] for x in ENTITIES}
         self.errors: list[RequestError] = []
         self.waits: list[Any] = []
         self.unsent: list[str] = []
@@ -101,9 +101,9 @@ class SessionWorld:
         verbs.append("full" if link.a.has_room else "room")
         verbs.append("release x" if self.held else "hold x")
         verbs.append("resume" if self.paused else "pause")
-        if link.b.asked:
+        if link.b.open_asks:
             verbs.append("answer")
-        if self.asked.open():
+        if self.ask_outcomes.open():
             verbs.append("cancel")
         return [event for event in verbs if not self.only or event in self.only]
 
@@ -119,8 +119,8 @@ class SessionWorld:
             case ["flush"]:
                 self.floor = None  # waiting messages leave before it
                 name = f"f{self._number()}"
-                self._flushed[name] = {n for names in self.told.values() for n in names}
-                self.asked.futures[name] = self.world.loop.create_future()
+                self._flushed[name] = {n for names in self.names_to.values() for n in names}
+                self.ask_outcomes.futures[name] = self.world.loop.create_future()
                 run(self._flush, name)
             case ["drained"]:
                 self.waits.append(run(link.a.session.drained))
@@ -154,7 +154,7 @@ class SessionWorld:
             case ["answer"]:
                 self.said.append(f"b answers {link.answer()}")
             case ["cancel"]:
-                run(self.asked.futures[self.asked.open()[0]].cancel)
+                run(self.ask_outcomes.futures[self.ask_outcomes.open()[0]].cancel)
             case ["second"]:
                 self._wait(1.0)
             case ["close"]:
@@ -180,7 +180,7 @@ class SessionWorld:
         payload = name.encode() + b" " + (LARGE if verb == "large" else b"")
         session, run = self.link.a.session, self.world.run
         if verb == "ask":
-            future = self.asked.futures[name] = self.world.loop.create_future()
+            future = self.ask_outcomes.futures[name] = self.world.loop.create_future()
             self._ends_at[name] = self.world.loop.time() + ASK_MS / 1000
             run(session.outbox.ask, ADD, entity, payload, ASK_MS, future, decode_value)
         else:
@@ -189,7 +189,7 @@ class SessionWorld:
             except RequestError as error:
                 self.errors.append(error)
                 return
-        self.told[entity].append(name)
+        self.names_to[entity].append(name)
 
     def _send_many(self, entity: str) -> None:
         """Send asks in one turn of the loop. The first of an idle session leaves by itself."""
@@ -198,15 +198,15 @@ class SessionWorld:
 
         def send() -> None:
             for name in names:
-                future = self.asked.futures[name] = loop.create_future()
+                future = self.ask_outcomes.futures[name] = loop.create_future()
                 outbox.ask(ADD, entity, name.encode(), ASK_MS, future, decode_value)
 
         self._ends_at |= dict.fromkeys(names, loop.time() + ASK_MS / 1000)
-        self.told[entity] += names
+        self.names_to[entity] += names
         self.world.run(send)
 
     def _flush(self, name: str) -> None:
-        future = self.asked.futures[name]
+        future = self.ask_outcomes.futures[name]
 
         class Echo:
             def resolve(self, payload: bytes) -> None:
@@ -239,13 +239,15 @@ class SessionWorld:
         self._look()
         counted = sum(self.link.a.session.unconfirmed.values())
         confirmed = sum(n for seq, n in self.link.a.tells_in.items() if seq <= acked)
-        tells = sum(map(len, self.told.values())) - self._asks_told()
+        tells = sum(map(len, self.names_to.values())) - self._asks_told()
         assert counted == tells - confirmed, (
             f"{counted} tells count as unconfirmed, of {tells} with {confirmed} confirmed"
         )
 
     def _asks_told(self) -> int:
-        return sum(n in self.asked.futures for names in self.told.values() for n in names)
+        return sum(
+            n in self.ask_outcomes.futures for names in self.names_to.values() for n in names
+        )
 
     def _check_loss(self, acked: int) -> None:
         """Check a lost session's report about its messages."""
@@ -268,26 +270,26 @@ class SessionWorld:
                 late = self._flushed[entity] - arrived - self._given_up()
                 assert not late, f"{late} were sent before the flush, and come behind it"
                 continue
-            self.asked.handled.add(name)
+            self.ask_outcomes.handled.add(name)
             before = [n for _, e, n in got if e == entity]
             assert before.count(name) == 1, f"{name} comes twice"
-            expected = [n for n in self.told[entity] if n in before]
+            expected = [n for n in self.names_to[entity] if n in before]
             assert before == expected, f"{entity} gets {before}"
         self._seen = len(got)
         for name, left_ms in self.link.b.left_ms[self._timed :]:
             left = self._ends_at[name] - self.world.loop.time()
             assert left_ms / 1000 > left - ROUNDED_S, f"{name} has {left:g} s, b gets {left_ms} ms"
         self._timed = len(self.link.b.left_ms)
-        if self.floor is not None and not self.link.over and not self.asked.futures:
+        if self.floor is not None and not self.link.over and not self.ask_outcomes.futures:
             queued = self._queued()
             assert queued >= self.floor, f"{self.floor - queued} leave for an entity without room"
             self.floor = queued
-        self.asked.check()
+        self.ask_outcomes.check()
         assert all(error.definite for error in self.errors), "a refusal in doubt"
 
     def _given_up(self) -> set[str]:
         """Return the asks that are over: they need not arrive."""
-        return {name for name, future in self.asked.futures.items() if future.done()}
+        return {name for name, future in self.ask_outcomes.futures.items() if future.done()}
 
     def _wait(self, seconds: float, *, quietly: bool = False) -> None:
         for _ in range(round(seconds / STEP_S)):
@@ -306,8 +308,8 @@ class SessionWorld:
             link.state, link.a.has_room, self.paused, self.held,
             link.under_way, a.link.outstanding > 100_000, a.outbox.unflushed, a.outbox.writable,
             a.waiting_asks, a.outbox.held is not None, len(link.a.pipe) > 0, len(link.b.pipe) > 0,
-            b.link.window.received == a.link.window.last, len(link.b.asked), len(self.waits),
-            sum(len(n) for n in self.told.values()) - len(link.b.got),
+            b.link.window.received == a.link.window.last, len(link.b.open_asks), len(self.waits),
+            sum(len(n) for n in self.names_to.values()) - len(link.b.got),
         )  # fmt: skip
 
     def rest(self) -> None:
@@ -321,9 +323,9 @@ class SessionWorld:
         self._wait(0.5, quietly=True)
         if not link.over and not self.lossy:
             came = {name for _, _, name in link.b.got} | self._given_up()
-            late = {name for names in self.told.values() for name in names} - came
+            late = {name for names in self.names_to.values() for name in names} - came
             assert not late, f"{late} stand still although the connection has room"
-        while link.b.asked and not link.over:
+        while link.b.open_asks and not link.over:
             self.do("answer")
         self._wait(1.0)
         self._wait(0.5)
@@ -333,16 +335,16 @@ class SessionWorld:
         if not link.over:
             link.check_rest()
             arrived = {name for _, _, name in link.b.got}
-            for names in self.told.values():
+            for names in self.names_to.values():
                 lost = set(names) - arrived - self._given_up()
                 assert not lost, f"{lost} never came"
             assert link.a.session.unconfirmed == {}
 
     def asked_without_outcome(self) -> list[str]:
-        return self.asked.open()
+        return self.ask_outcomes.open()
 
     def close(self) -> None:
-        for future in self.asked.futures.values():
+        for future in self.ask_outcomes.futures.values():
             if future.done() and not future.cancelled():
                 future.exception()
         self.world.close()

@@ -57,10 +57,11 @@ def fuzz(target: Target, inputs: int, seed: int, *, keep: bool) -> tuple[int, li
             shown = now
             print(f"      {target.name} {count:,} of {inputs:,}", flush=True)
     rate = count / max(1e-9, time.monotonic() - began)
-    kept = corpus.add(target.name, mutator.found[:40]) if keep else 0
+    kept = corpus.add(target.name, mutator.new_inputs[:40]) if keep else 0
     print(
-        f"{target.name:10} {count:>10,} inputs  {rate:>8,.0f}/s  {len(mutator.found):>4} outcomes"
-        f"  {len(by_key)} findings" + (f"  {kept} kept" if keep else ""),
+        f"{target.name:10} {count:>10,} inputs  {rate:>8,.0f}/s"
+        f"  {len(mutator.new_inputs):>4} outcomes  {len(by_key)} findings"
+        + (f"  {kept} kept" if keep else ""),
         flush=True,
     )
     return count, list(by_key.values())

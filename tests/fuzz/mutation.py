@@ -34,7 +34,7 @@ class Mutator:
         """Inputs that are tried before any is changed."""
         self._pool = [data for data in self.first if len(data) <= SIZE_MAX]
         self._seen: set[str] = set()
-        self.found: list[bytes] = []
+        self.new_inputs: list[bytes] = []
         """Inputs with new outcomes."""
 
     def outcome(self, data: bytes, said: str) -> None:
@@ -43,7 +43,7 @@ class Mutator:
         if kind not in self._seen and len(self._pool) < POOL_MAX and len(data) <= SIZE_MAX:
             self._seen.add(kind)
             self._pool.append(data)
-            self.found.append(data)
+            self.new_inputs.append(data)
 
     def next(self) -> bytes:
         """Return an input that was most likely not tried before."""

@@ -125,11 +125,11 @@ class WithAiohttp(Entity):
 
     @handler
     async def many(self) -> list[int]:
-        async def one(n: int) -> int:
+        async def status_of(n: int) -> int:
             async with self.session.get(f"/hello/{n}") as answer:
                 return answer.status
 
-        return list(await asyncio.gather(*(one(n) for n in range(5))))
+        return list(await asyncio.gather(*(status_of(n) for n in range(5))))
 
     @handler
     async def late(self) -> str:

@@ -48,7 +48,7 @@ class Nodes:
         self.open_store: Callable[[], StateStore] = lambda: MemoryStore(self.data)
         """Makes the store of those that start from now on."""
         self.all: list[Node] = []
-        self.own: dict[str, Any] = {}
+        self.node_settings: dict[str, Any] = {}
         """Settings of section `node` for those that start from now on."""
         self.store, self.security = StoreSettings(), SecuritySettings()
         self.tracing, self.kubernetes = TracingSettings(), KubernetesSettings()
@@ -69,7 +69,7 @@ class Nodes:
         """Another node; waits until it is ready."""
         seeds = tuple(str(node.me.address) for node in self.all[:1])
         place = NodeSettings(port=free_port(), gossip_port=free_port(), seeds=seeds, roles=roles)
-        place = replace(place, **self.own)
+        place = replace(place, **self.node_settings)
         settings = Settings(
             node=place,
             cluster=self.cluster_settings,

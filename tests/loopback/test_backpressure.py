@@ -29,7 +29,7 @@ class Application:
 
     def __init__(self) -> None:
         bus = self.bus = ShardBus("slow")
-        self.told: dict[str, list[int]] = {}
+        self.handled: dict[str, list[int]] = {}
         self.gate = asyncio.Event()
         self.gate.set()
         app = self
@@ -40,7 +40,7 @@ class Application:
             async def put(self, number: int, payload: bytes = b"") -> None:
                 await app.gate.wait()
                 await asyncio.sleep(0)
-                app.told.setdefault(self.context.entity_id, []).append(number)
+                app.handled.setdefault(self.context.entity_id, []).append(number)
 
             @handler
             async def ping(self) -> str:
@@ -101,8 +101,8 @@ async def test_a_slow_entity_slows_its_sender_and_loses_nothing(nodes: Nodes) ->
             await asyncio.sleep(0)
             longest = max(longest, mailbox(node, "a"))
     await client.flush()
-    await until(lambda: len(app.told["a"]) == 100 * MAILBOX, "every message")
-    assert app.told["a"] == list(range(100 * MAILBOX))
+    await until(lambda: len(app.handled["a"]) == 100 * MAILBOX, "every message")
+    assert app.handled["a"] == list(range(100 * MAILBOX))
     assert dropped(node) == {}
     assert mailbox_limits(node).pauses > 10
     assert MAILBOX < longest <= MAILBOX + BATCH
@@ -121,9 +121,9 @@ async def test_two_senders_of_one_slow_entity_both_come_through(nodes: Nodes) ->
         await client.flush()
 
     await asyncio.gather(*(send(lane, client) for lane, client in enumerate(clients)))
-    await until(lambda: len(app.told["a"]) == 60 * MAILBOX, "every message")
+    await until(lambda: len(app.handled["a"]) == 60 * MAILBOX, "every message")
     for lane in range(3):
-        mine = [n // 10 for n in app.told["a"] if n % 10 == lane]
+        mine = [n // 10 for n in app.handled["a"] if n % 10 == lane]
         assert mine == list(range(20 * MAILBOX))
     assert dropped(node) == {}
 
@@ -160,8 +160,8 @@ async def test_while_an_entity_stands_still_its_sender_waits_and_others_are_serv
     await until(lambda: sent > at_rest, "room again")
     sender.cancel()
     await client.flush()
-    await until(lambda: len(app.told["a"]) >= sent, "what was sent")
-    assert app.told["a"] == list(range(len(app.told["a"])))
+    await until(lambda: len(app.handled["a"]) >= sent, "what was sent")
+    assert app.handled["a"] == list(range(len(app.handled["a"])))
     assert dropped(node) == {}
 
 
@@ -179,9 +179,9 @@ async def test_an_ask_waits_behind_the_tells_of_its_sender(nodes: Nodes) -> None
     again = asyncio.ensure_future(ref.ping())
     app.gate.set()
     await answer
-    assert app.told["a"][: 3 * MAILBOX] == list(range(3 * MAILBOX))
+    assert app.handled["a"][: 3 * MAILBOX] == list(range(3 * MAILBOX))
     await again
-    assert app.told["a"] == list(range(4 * MAILBOX))
+    assert app.handled["a"] == list(range(4 * MAILBOX))
 
 
 async def test_a_sender_that_flushes_and_leaves_loses_nothing(nodes: Nodes) -> None:
@@ -198,8 +198,8 @@ async def test_a_sender_that_flushes_and_leaves_loses_nothing(nodes: Nodes) -> N
     assert mailbox(node, "a") <= MAILBOX + BATCH
     app.gate.set()
     await other.__aexit__(None, None, None)
-    await until(lambda: len(app.told.get("a", ())) == 5 * MAILBOX, "every message")
-    assert app.told["a"] == list(range(5 * MAILBOX))
+    await until(lambda: len(app.handled.get("a", ())) == 5 * MAILBOX, "every message")
+    assert app.handled["a"] == list(range(5 * MAILBOX))
     assert dropped(node) == {}
     assert client.refused_messages == {}
 
@@ -223,8 +223,8 @@ async def test_a_peer_without_holds_is_paused_as_a_whole(
     assert not hello.done()
     app.gate.set()
     assert await hello == "b"
-    await until(lambda: len(app.told["a"]) == 4 * MAILBOX, "every message")
-    assert app.told["a"] == list(range(4 * MAILBOX))
+    await until(lambda: len(app.handled["a"]) == 4 * MAILBOX, "every message")
+    assert app.handled["a"] == list(range(4 * MAILBOX))
 
 
 async def test_an_ask_to_a_full_mailbox_is_refused_at_once(nodes: Nodes) -> None:
@@ -253,8 +253,8 @@ async def test_a_stalled_entity_does_not_hold_other_senders(nodes: Nodes) -> Non
     kept = 10 * MAILBOX - lost
     assert MAILBOX <= kept <= MAILBOX + 1 + 2 * BATCH
     app.gate.set()
-    await until(lambda: len(app.told.get("a", ())) == kept, "what was kept")
-    assert app.told["a"] == list(range(kept))
+    await until(lambda: len(app.handled.get("a", ())) == kept, "what was kept")
+    assert app.handled["a"] == list(range(kept))
     await client.ref(app.line, "a").ping()
     await until(lambda: not mailbox_limits(node)._stuck, "room")
     assert dropped(node) == {"mailbox_full": lost}
@@ -296,8 +296,8 @@ async def test_all_mailboxes_together_have_a_bound_in_bytes(nodes: Nodes) -> Non
     app.gate.set()
     await sender
     await client.flush()
-    await until(lambda: sum(map(len, app.told.values())) == 5000, "every message")
-    assert all(numbers == list(range(10)) for numbers in app.told.values())
+    await until(lambda: sum(map(len, app.handled.values())) == 5000, "every message")
+    assert all(numbers == list(range(10)) for numbers in app.handled.values())
     assert set(dropped(node)) == {"mailbox_full"}
     assert dropped(node)["mailbox_full"] == 1  # the ask
 
@@ -324,9 +324,11 @@ async def test_entities_that_wait_for_room_at_each_other_come_apart(nodes: Nodes
     def lost() -> int:
         return sum(dropped(node).get("mailbox_full", 0) for node in (first, second))
 
-    await until(lambda: len(app.told[a]) + len(app.told[b]) + lost() == 2 * count, "every outcome")
+    await until(
+        lambda: len(app.handled[a]) + len(app.handled[b]) + lost() == 2 * count, "every outcome"
+    )
     assert lost() > 0
-    for numbers in (app.told[a], app.told[b]):
+    for numbers in (app.handled[a], app.handled[b]):
         assert numbers == sorted(set(numbers))
 
 
@@ -336,8 +338,8 @@ async def test_an_entity_that_tells_itself_more_than_it_has_room_for_goes_on(nod
     count = 10_000
     assert await client.ref(app.line, "a").within(PATIENCE_S).chat("a", count) == count
     lost = dropped(node)["mailbox_full"]
-    await until(lambda: len(app.told["a"]) == count - lost, "what was not dropped")
-    assert app.told["a"] == sorted(set(app.told["a"]))
+    await until(lambda: len(app.handled["a"]) == count - lost, "what was not dropped")
+    assert app.handled["a"] == sorted(set(app.handled["a"]))
 
 
 @dataclass

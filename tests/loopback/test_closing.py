@@ -44,7 +44,7 @@ async def way() -> AsyncIterator[Proxy]:
     async with Nodes() as nodes:
         proxy = Proxy(free_port())
         await proxy.start()
-        nodes.own = {"port": proxy.target, "advertise": f"127.0.0.1:{proxy.port}"}
+        nodes.node_settings = {"port": proxy.target, "advertise": f"127.0.0.1:{proxy.port}"}
         await nodes.start(bus)
         yield proxy
         await proxy.close()

@@ -24,14 +24,14 @@ class Application:
 
     def __init__(self) -> None:
         bus = self.bus = ShardBus("leaving")
-        self.told: list[int] = []
+        self.handled: list[int] = []
         app = self
 
         @bus.entity("line", shards=4)
         class Line(Entity):
             @handler
             def put(self, number: int) -> None:
-                app.told.append(number)
+                app.handled.append(number)
 
             @handler
             def where(self) -> str:
@@ -118,7 +118,7 @@ class Leaving:
             [self.sender] = self.leaver.dispatcher.clients
             self.refused = lambda: self.client.refused_messages
         await self.tell(0)
-        await until(lambda: self.told == [0], "the first")
+        await until(lambda: self.handled == [0], "the first")
         await self.leaver.ref(app.line, here).where()  # it has a link there
         self.theirs = inbound(self.stays, self.leaver.me)
 
@@ -135,8 +135,8 @@ class Leaving:
         await self.nodes.leave(self.leaver)
 
     @property
-    def told(self) -> list[int]:
-        return self.app.told
+    def handled(self) -> list[int]:
+        return self.app.handled
 
 
 @pytest.mark.parametrize("by_node", [False, True])
@@ -156,8 +156,8 @@ async def test_messages_held_at_a_home_without_room_precede_later_ones(
     world.held = held
     await world.leave()
     await world.tell(2)
-    await until(lambda: len(world.told) == 3, "both")
-    assert world.told == [0, 1, 2]
+    await until(lambda: len(world.handled) == 3, "both")
+    assert world.handled == [0, 1, 2]
 
 
 @pytest.mark.parametrize("by_node", [False, True])
@@ -171,12 +171,12 @@ async def test_messages_that_arrive_after_the_notice_are_refused_and_reported(
     world.held = lambda: any(b"put" in body for _, _, body in wall.frames)
     await world.leave()
     await world.tell(2)
-    await until(lambda: world.told == [0, 2], "the later one")
+    await until(lambda: world.handled == [0, 2], "the later one")
     wall.fall()
     await turns()
     await world.tell(3)
-    await until(lambda: 3 in world.told, "the last one")
-    assert world.told == [0, 2, 3]
+    await until(lambda: 3 in world.handled, "the last one")
+    assert world.handled == [0, 2, 3]
     assert world.stays.endpoint.dropped_frames["no_session"] >= 1
     await until(lambda: world.refused() == {"unconfirmed": 1}, "the count")
 
@@ -203,11 +203,11 @@ async def test_a_client_that_closes_its_session_to_a_leaving_node_sends_no_notic
     there = [s for s in world.client._endpoint.sessions() if s.tag == world.leaver.me]
     assert there
     world.hold_up = world.leaver.endpoint.announce_leaving
-    world.held = lambda: len(world.told) == 2 and not shutdown._busy(world.leaver)
+    world.held = lambda: len(world.handled) == 2 and not shutdown._busy(world.leaver)
     await world.leave()
     await world.tell(2)
-    await until(lambda: len(world.told) == 3, "both")
-    assert world.told == [0, 1, 2]
+    await until(lambda: len(world.handled) == 3, "both")
+    assert world.handled == [0, 1, 2]
     assert world.refused() == {}
     assert all(session.closed_idle for session in there)
     assert world.client._endpoint.departures._ended == {}

@@ -40,7 +40,7 @@ def application() -> ShardBus:
 
 
 async def start_at_once(nodes: Nodes, bus: ShardBus, count: int) -> list[Node]:
-    nodes.own = {"seeds": ("store",)}
+    nodes.node_settings = {"seeds": ("store",)}
     return list(await asyncio.gather(*(nodes.start(bus, up=False) for _ in range(count))))
 
 
@@ -85,12 +85,12 @@ async def test_B144_a_node_that_may_not_found_joins_the_one_that_may(
     async with Nodes(replace(FOUND, new_cluster=False)) as nodes:
         port = free_port()
         first_seed = (f"127.0.0.1:{port}", f"127.0.0.1:{free_port()}")
-        nodes.own = {"seeds": seeds or first_seed, "port": port}
+        nodes.node_settings = {"seeds": seeds or first_seed, "port": port}
         bus = application()
         only_joins = await nodes.start(bus, up=False)
         nodes.cluster_settings = FOUND
         _, other = first_seed[1].split(":")
-        nodes.own = {"seeds": seeds or (first_seed[1], first_seed[0]), "port": int(other)}
+        nodes.node_settings = {"seeds": seeds or (first_seed[1], first_seed[0]), "port": int(other)}
         founder = await nodes.start(bus)
         await nodes.agree(2)
         assert founder.view is not None

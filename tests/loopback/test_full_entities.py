@@ -28,7 +28,7 @@ class Application:
 
     def __init__(self, **slow: Any) -> None:
         bus = self.bus = ShardBus("full")
-        self.told: dict[str, list[int]] = defaultdict(list)
+        self.handled: dict[str, list[int]] = defaultdict(list)
         self.gate = asyncio.Event()
         self.nodes: dict[str, str] = {}
         app = self
@@ -38,12 +38,12 @@ class Application:
             @handler
             async def put(self, number: int, payload: bytes = b"") -> None:
                 await app.gate.wait()
-                app.told[self.context.entity_id].append(number)
+                app.handled[self.context.entity_id].append(number)
 
             @handler
             async def ping(self) -> int:
                 await app.gate.wait()
-                return len(app.told[self.context.entity_id])
+                return len(app.handled[self.context.entity_id])
 
             @handler
             def where(self) -> str:
@@ -70,7 +70,7 @@ class Application:
         self.slow, self.fast = Slow, Fast
 
     def lane(self, entity_id: str, lane: int) -> list[int]:
-        return [n % LANE for n in self.told[entity_id] if n // LANE == lane]
+        return [n % LANE for n in self.handled[entity_id] if n // LANE == lane]
 
 
 async def home(client: AsyncClient, app: Application, node: Node) -> str:
@@ -115,8 +115,8 @@ async def test_other_types_and_other_entities_of_a_node_are_served(nodes: Nodes)
     assert not any(flood.done() for flood in floods)
     app.gate.set()
     await asyncio.gather(*floods)
-    await until(lambda: sum(map(len, app.told.values())) == 500 * MAILBOX, "every message")
-    assert all(app.told[entity_id] == list(range(100 * MAILBOX)) for entity_id in slow)
+    await until(lambda: sum(map(len, app.handled.values())) == 500 * MAILBOX, "every message")
+    assert all(app.handled[entity_id] == list(range(100 * MAILBOX)) for entity_id in slow)
     assert dropped(node) == {}
     assert account_of(node.regions["slow"]).missing == 0
 
@@ -151,11 +151,11 @@ async def test_a_thread_that_tells_a_full_entity_waits_and_other_threads_go_on(
         app.gate.set()
         await flooded
         await loop.run_in_executor(None, client.flush)
-        await until(lambda: len(app.told["a"]) == count, "every message")
+        await until(lambda: len(app.handled["a"]) == count, "every message")
     finally:
         app.gate.set()
         await loop.run_in_executor(None, client.close)
-    assert app.told["a"] == list(range(count))
+    assert app.handled["a"] == list(range(count))
     assert dropped(node) == {}
 
 
@@ -207,7 +207,7 @@ async def test_entities_tell_and_ask_past_a_full_one(nodes: Nodes) -> None:
     fast = first.ref(app.fast, "h")
     assert await fast.hello() == "h"
     app.gate.set()
-    await until(lambda: sum(map(len, app.told.values())) == 2 * count, "every message")
+    await until(lambda: sum(map(len, app.handled.values())) == 2 * count, "every message")
     for target in (there, f"{here}-neighbour"):
         assert app.lane(target, 1) == list(range(count))
     assert dropped(first, second) == {}
@@ -255,7 +255,7 @@ async def test_order_and_messages_are_kept_while_the_shard_of_a_full_entity_move
     await leaving
     lanes = range(3)
     expected = 6 * count - (1 if cut_off else 0)
-    await until(lambda: len(app.told[there]) >= expected, "every message")
+    await until(lambda: len(app.handled[there]) >= expected, "every message")
     for lane in lanes:
         got = app.lane(there, lane)
         assert got == sorted(set(got))
@@ -294,8 +294,8 @@ async def test_one_entity_with_large_messages_does_not_take_the_room_of_the_othe
     app.gate.set()
     await asyncio.gather(*waiting)
     await task
-    await until(lambda: len(app.told["large"]) == 400, "every message")
-    assert app.told["large"] == list(range(400))
+    await until(lambda: len(app.handled["large"]) == 400, "every message")
+    assert app.handled["large"] == list(range(400))
     assert dropped(node) == {}
 
 
@@ -317,8 +317,8 @@ async def test_a_node_without_consent_holds_back_nothing_but_full_entities(nodes
     node.gate.clock = time.monotonic
     node.gate.poll()
     assert await hello == "f"
-    await until(lambda: len(app.told["a"]) == 5 * MAILBOX, "every message")
-    assert app.told["a"] == list(range(5 * MAILBOX))
+    await until(lambda: len(app.handled["a"]) == 5 * MAILBOX, "every message")
+    assert app.handled["a"] == list(range(5 * MAILBOX))
     assert dropped(node) == {}
 
 

@@ -184,7 +184,7 @@ async def test_TG3_a_downed_node_stops_its_coordinator_at_once(nodes: Nodes) -> 
     first, second = await nodes.cluster(bus, 2)
     await until(lambda: rulers([first, second]) == [first], "the first rules")
     singleton = first.singletons["counter"]
-    singleton.left(gracefully=False)
+    singleton.on_membership_ended(gracefully=False)
     assert singleton.coordinator.machine is None
     assert singleton.singleton.state is SingletonState.ENDED
 

@@ -342,7 +342,7 @@ async def test_S3_47_every_node_knows_the_zones_and_instances_spread_over_them(
     bus, quote = application(instances=2)
     started = []
     for zone in ("west", "west", "east"):
-        nodes.own["zone"] = zone
+        nodes.node_settings["zone"] = zone
         started.append(await nodes.start(bus))
     await nodes.agree(3)
     client = await nodes.client()

@@ -30,14 +30,14 @@ class Taker:
     """Writes down tells and answers asks with their own payload."""
 
     def __init__(self) -> None:
-        self.told: list[bytes] = []
-        self.asked: list[bytes] = []
+        self.tells: list[bytes] = []
+        self.asks: list[bytes] = []
 
     def on_tells(self, session: Session, run: TellRun) -> None:
-        self.told += run.payloads
+        self.tells += run.payloads
 
     def on_asks(self, session: Session, run: AskRun) -> None:
-        self.asked += run.payloads
+        self.asks += run.payloads
         for corr, payload in zip(run.corrs, run.payloads, strict=True):
             session.outbox.reply(corr, payload)
 
@@ -120,7 +120,7 @@ async def test_a_broken_connection_loses_repeats_and_reorders_nothing(world: Wor
             await until(lambda: world.proxy.connections > cuts, "a new connection")  # noqa: B023
             world.proxy.cut()
     await world.session.drained()
-    assert world.taker.told == sent
+    assert world.taker.tells == sent
     assert world.proxy.connections > 15
     assert world.lost == []
 
@@ -146,7 +146,7 @@ async def test_asks_survive_a_broken_connection(world: World) -> None:
                 world.proxy.cut()
 
     await asyncio.gather(*(loop(lane) for lane in range(8)))
-    assert len(world.taker.asked) == 8 * 200
+    assert len(world.taker.asks) == 8 * 200
     assert world.proxy.connections > 3
 
 
@@ -210,32 +210,32 @@ class Traffic:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.told: list[bytes] = []
+        self.sent_tells: list[bytes] = []
         self.outcomes: list[object] = []
-        self.asked = 0
+        self.sent_asks = 0
 
     async def tell(self, count: int, size: int = 8) -> None:
         session = self.world.session
         for _ in range(count):
-            payload = len(self.told).to_bytes(size, "big")
-            self.told.append(payload)
+            payload = len(self.sent_tells).to_bytes(size, "big")
+            self.sent_tells.append(payload)
             session.outbox.tell(KEY, "x", payload)
             if not session.outbox.writable:
                 await session.outbox.room()
-            if len(self.told) % 100 == 0:
+            if len(self.sent_tells) % 100 == 0:
                 await asyncio.sleep(0)
 
     async def ask(self, count: int) -> None:
         for _ in range(count):
-            n = self.asked = self.asked + 1
+            n = self.sent_asks = self.sent_asks + 1
             self.outcomes.append(await ask(self.world, b"\xcd" + n.to_bytes(2, "big")) == n)
 
     async def arrived(self) -> None:
         """Everything has arrived once, in order, and every ask was answered."""
         await self.world.session.drained()
-        assert self.world.taker.told == self.told
-        assert self.outcomes == [True] * self.asked
-        assert len(self.world.taker.asked) == self.asked
+        assert self.world.taker.tells == self.sent_tells
+        assert self.outcomes == [True] * self.sent_asks
+        assert len(self.world.taker.asks) == self.sent_asks
         assert self.world.session.waiting_asks == 0
         assert self.world.lost == []
 
@@ -326,7 +326,7 @@ async def test_a_spoiled_byte_crashes_and_blocks_no_process(
     asks = [asyncio.ensure_future(ask(world, b"\x05")) for _ in range(3)]
     await until(lambda: world.proxy.corrupted, "the fault")
     await traffic.tell(200)
-    done = {len(world.taker.told)}
+    done = {len(world.taker.tells)}
     world.proxy.cut()
     for waiting in asks:
         waiting.cancel()

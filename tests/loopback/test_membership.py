@@ -256,7 +256,7 @@ async def test_S3_13_the_overview_says_who_has_which_version(nodes: Nodes) -> No
 async def test_S1_60_a_node_may_wait_to_be_told_whom_to_join(nodes: Nodes) -> None:
     bus = application()
     first = await nodes.start(bus)
-    nodes.own = {"join": "manual"}
+    nodes.node_settings = {"join": "manual"}
     second = await nodes.start(bus, up=False)
     assert not second.membership.joins.began
     second.membership.joins.by([str(first.me.address)])
@@ -476,7 +476,7 @@ async def test_S3_29_a_cluster_that_was_founded_beside_this_one_is_told_loudly(
     seeds = tuple(f"127.0.0.1:{port}" for port in ports)
     pair = []
     for port, seeds_of in zip(ports, (seeds, ()), strict=True):
-        nodes.own = {"port": port, "seeds": seeds_of}
+        nodes.node_settings = {"port": port, "seeds": seeds_of}
         pair.append(await nodes.start(application()))
     first, second = pair
 

@@ -197,7 +197,7 @@ async def test_a_message_whose_home_is_here_after_all_was_not_forwarded(nodes: N
 
 async def test_an_ask_that_is_given_up_before_it_has_a_home_is_counted(nodes: Nodes) -> None:
     app = Application()
-    nodes.own["join"] = "manual"
+    nodes.node_settings["join"] = "manual"
     first = await nodes.start(app.bus, up=False)
     region = first.regions["page"]
     ask = first.ref("page", "page-1").hit(1)

@@ -31,11 +31,11 @@ class Names:
 
     def __init__(self) -> None:
         self.answers: dict[str, tuple[str, ...]] = {}
-        self.asked: deque[str] = deque()
+        self.look_ups: deque[str] = deque()
         self._ended = threading.Event()
 
     def look_up(self, name: str) -> tuple[str, ...]:
-        self.asked.append(name)
+        self.look_ups.append(name)
         if name not in self.answers:
             self._ended.wait()
         return self.answers.get(name, ())

@@ -523,7 +523,9 @@ async def test_B54_TSU16_who_does_not_answer_in_time_is_left_out(
 ) -> None:
     first, second = await nodes.cluster(application()[0], 2, shard_region_query_timeout=0.25)
     questions: list[int] = []
-    monkeypatch.setattr(second.rpc, "asked", lambda _, run: questions.append(run.timeout_ms))
+    monkeypatch.setattr(
+        second.rpc, "answer_questions", lambda _, run: questions.append(run.timeout_ms)
+    )
     assert [*await first.rpc.ask_all("stats")] == [first.me]
     await until(lambda: questions, "the question")
     assert questions == [250]
@@ -538,7 +540,9 @@ async def test_S2_57_a_question_about_a_type_waits_for_as_long_as_its_settings_s
     first, second = await nodes.cluster(bus, 2, shard_region_query_timeout=0.05, types=types)
     questions: list[tuple[str, int]] = []
     monkeypatch.setattr(
-        second.rpc, "asked", lambda _, run: questions.append((run.method, run.timeout_ms))
+        second.rpc,
+        "answer_questions",
+        lambda _, run: questions.append((run.method, run.timeout_ms)),
     )
     for kind in first.regions.values():
         kind.coordinator = second.me
@@ -568,7 +572,7 @@ async def test_B54_a_page_of_shards_waits_once_for_a_coordinator_that_is_silent(
 ) -> None:
     first, second = await nodes.cluster(application()[0], 2, shard_region_query_timeout=600.0)
     questions: list[str] = []
-    monkeypatch.setattr(second.rpc, "asked", lambda _, run: questions.append(run.method))
+    monkeypatch.setattr(second.rpc, "answer_questions", lambda _, run: questions.append(run.method))
     first.regions["counter"].coordinator = second.me
     page = asyncio.ensure_future(shard_pages.shards(Administration(first), "counter"))
     await until(lambda: sorted(questions) == ["stats", "table"], "both questions at once")

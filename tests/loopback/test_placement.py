@@ -60,11 +60,11 @@ async def touch(nodes: Nodes, shards: range) -> None:
 
 async def test_TS20_new_shards_go_to_the_node_with_the_highest_version(nodes: Nodes) -> None:
     bus = application()
-    nodes.own["version"] = "1.9.0"
+    nodes.node_settings["version"] = "1.9.0"
     still = {"rebalance_interval": 3600.0}
     old = [await nodes.start(bus, **still) for _ in range(2)]
     await touch(nodes, range(4))
-    nodes.own["version"] = "1.10.0"
+    nodes.node_settings["version"] = "1.10.0"
     new = await nodes.start(bus, **still)
     await nodes.agree(3)
     await touch(nodes, range(4, SHARDS))
@@ -98,7 +98,7 @@ async def test_TS18_a_shard_lives_where_somebody_said(nodes: Nodes) -> None:
     assert home(nodes, 3) in (first, second), "nobody is there yet, and nobody waits"
     await places.set("1", str(first.me))
     await at(nodes, 1, first)
-    nodes.own["port"] = int(later.rpartition(":")[2])
+    nodes.node_settings["port"] = int(later.rpartition(":")[2])
     third = await nodes.start(bus)
     await at(nodes, 3, third)
     await places.unset("3")
@@ -121,7 +121,7 @@ async def test_B69_places_outlive_the_coordinator_and_a_full_stop(nodes: Nodes) 
         await node.close()
     nodes.all.clear()
     for port in ports:
-        nodes.own["port"] = port
+        nodes.node_settings["port"] = port
         await nodes.start(bus)
     await touch(nodes, range(SHARDS))
     await at(nodes, 5, nodes.all[1])

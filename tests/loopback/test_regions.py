@@ -166,9 +166,9 @@ async def visit(node: Node) -> set[str]:
 async def test_S2_37_TS1_a_proxy_sends_and_never_hosts(nodes: Nodes) -> None:
     """Not even as the oldest, with the coordinator in its own process, and not when others go."""
     bus = application()
-    nodes.own = {"proxies": ("counter",)}
+    nodes.node_settings = {"proxies": ("counter",)}
     proxy = await nodes.start(bus, rebalance_interval=0.2)
-    nodes.own = {}
+    nodes.node_settings = {}
     first = await nodes.start(bus, rebalance_interval=0.2)
     second = await nodes.start(bus, rebalance_interval=0.2)
     await nodes.agree(3)
@@ -215,13 +215,13 @@ async def test_S2_37_an_application_declares_before_its_start_that_it_only_sends
 async def test_S2_37_a_node_may_host_nothing_at_all(nodes: Nodes) -> None:
     bus = application()
     bus.entity("other")(type("Other", (Anything,), {}))
-    nodes.own = {"proxies": ("*",)}
+    nodes.node_settings = {"proxies": ("*",)}
     proxy = await nodes.start(bus)
     assert [kind.hosts for kind in proxy.regions.values()] == [False, False]
     assert ready(proxy)
 
 
 async def test_a_type_that_a_node_does_not_host_must_exist(nodes: Nodes) -> None:
-    nodes.own = {"proxies": ("countre",)}
+    nodes.node_settings = {"proxies": ("countre",)}
     with pytest.raises(ConfigError, match=r"no entity type 'countre'; did you mean counter\?"):
         await nodes.start(application())

@@ -28,7 +28,7 @@ class Application:
 
     def __init__(self) -> None:
         bus = self.bus = ShardBus("senders")
-        self.told: list[int] = []
+        self.handled: list[int] = []
         self.gate = asyncio.Event()
         app = self
 
@@ -37,7 +37,7 @@ class Application:
             @handler
             async def put(self, number: int, payload: bytes = b"") -> None:
                 await app.gate.wait()
-                app.told.append(number)
+                app.handled.append(number)
 
             @handler
             def where(self) -> str:
@@ -98,9 +98,9 @@ async def test_a_sender_that_does_not_await_is_refused_and_accepted_messages_arr
     app.gate.set()
     await client.flush()
     await put.tell(taken)
-    await until(lambda: len(app.told) == taken + 2, "what was taken")
-    app.told.remove(-1)
-    assert app.told == list(range(taken + 1))
+    await until(lambda: len(app.handled) == taken + 2, "what was taken")
+    app.handled.remove(-1)
+    assert app.handled == list(range(taken + 1))
 
 
 async def test_tasks_that_await_their_tells_are_not_refused(nodes: Nodes) -> None:
@@ -122,9 +122,9 @@ async def test_tasks_that_await_their_tells_are_not_refused(nodes: Nodes) -> Non
     app.gate.set()
     await asyncio.gather(*tasks)
     await client.flush()
-    await until(lambda: len(app.told) == 1000 * len(rounds), "every message")
+    await until(lambda: len(app.handled) == 1000 * len(rounds), "every message")
     for task in range(1000):
-        got = [n for n in app.told if n % 1000 == task]
+        got = [n for n in app.handled if n % 1000 == task]
         assert got == [round * 1000 + task for round in rounds]
     assert client.refused_messages == {}
 
@@ -145,12 +145,12 @@ async def test_a_thread_that_tells_waits_and_is_not_refused(nodes: Nodes) -> Non
     await until(lambda: node.regions["line"].host.runner.mailbox_limits.pauses, "a pause")
     app.gate.set()
     assert await produced == {}
-    await until(lambda: len(app.told) == messages, "every message")
-    assert app.told == list(range(messages))
+    await until(lambda: len(app.handled) == messages, "every message")
+    assert app.handled == list(range(messages))
 
 
 async def test_an_entity_that_tells_others_without_awaiting_is_refused_too(nodes: Nodes) -> None:
-    app, nodes.own = Application(), {"send_buffer_bytes": SEND_BUFFER_MIN}
+    app, nodes.node_settings = Application(), {"send_buffer_bytes": SEND_BUFFER_MIN}
     first, second = await nodes.cluster(app.bus, 2, mailbox=MAILBOX, mailbox_patience=60.0)
     client = await nodes.client()
     there = await id_at(client, app, second)
@@ -164,7 +164,7 @@ async def test_an_entity_that_tells_others_without_awaiting_is_refused_too(nodes
         metrics = (await page.get("/metrics")).text
     assert 'dropped_total{entity_type="line",reason="send_buffer_full"} 1.0' in metrics
     app.gate.set()
-    await until(lambda: len(app.told) == number, "what was taken")
+    await until(lambda: len(app.handled) == number, "what was taken")
 
 
 def test_the_bound_is_well_above_the_window() -> None:
@@ -189,7 +189,7 @@ async def test_a_client_gets_reports_of_tells_that_do_not_fit(nodes: Nodes) -> N
         await client.tell("line", str(number), "no handler", 1)
         await client.tell("line", str(number), "put", number)
     await refusals(client, {"schema": 10, "unhandled": 10})
-    await until(lambda: sorted(app.told) == list(range(10)), "what fits")
+    await until(lambda: sorted(app.handled) == list(range(10)), "what fits")
     assert other.refused_messages == {}
 
 
@@ -222,7 +222,7 @@ async def test_messages_over_the_mailbox_of_a_stuck_entity_are_reported(nodes: N
     await until(lambda: dropped and not limits.paused, "the end of patience")
     await until(lambda: client.refused_messages == dropped, "every drop")
     app.gate.set()
-    await until(lambda: len(app.told) + dropped["mailbox_full"] == messages, "the others")
+    await until(lambda: len(app.handled) + dropped["mailbox_full"] == messages, "the others")
     assert 0 < dropped["mailbox_full"] < messages
 
 
@@ -256,7 +256,7 @@ async def test_a_message_that_waited_for_its_shard_is_reported_to_its_sender(
     await client.tell("line", "a", "put", "no number")
     await client.tell("line", "a", "put", 1)
     await refusals(client, {"schema": 1})
-    assert (app.told, kind.relayed_messages) == ([1], 2)
+    assert (app.handled, kind.relayed_messages) == ([1], 2)
 
 
 async def test_drops_of_a_forwarded_message_are_reported_to_its_sender(nodes: Nodes) -> None:
@@ -286,6 +286,6 @@ async def test_a_client_of_an_older_build_gets_no_reports_and_is_served(
     await client.tell("line", "a", "put", "no number")
     await client.tell("line", "a", "put", 1)
     await client.flush()
-    await until(lambda: app.told == [1], "what fits")
+    await until(lambda: app.handled == [1], "what fits")
     assert node.regions["line"].host.counts.dropped == {"schema": 1}
     assert node.records.drops._tallies == {}

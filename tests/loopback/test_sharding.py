@@ -371,9 +371,9 @@ async def test_TS2_a_black_hole_delays_and_loses_nothing(nodes: Nodes) -> None:
     bus, port = application(), free_port()
     passage = Passage(port)
     await passage.start()
-    nodes.own = {"port": port, "advertise": f"127.0.0.1:{passage.port}"}
+    nodes.node_settings = {"port": port, "advertise": f"127.0.0.1:{passage.port}"}
     first = await nodes.start(bus, **FAST)
-    nodes.own = {}
+    nodes.node_settings = {}
     second = await nodes.start(bus, **FAST)
     await nodes.agree(2)
     old, new = IDS[:20], IDS[20:]
@@ -429,7 +429,7 @@ async def test_TS13_types_live_where_their_role_is_and_messages_find_them(nodes:
     bus = office.bus
     shop = await nodes.start(bus, roles=("shop",))
     billing = await nodes.start(bus, roles=("billing",))
-    nodes.own = {"proxies": ("visit",)}
+    nodes.node_settings = {"proxies": ("visit",)}
     door = await nodes.start(bus)
     await nodes.agree(3)
     assert [ready(node) for node in (shop, billing, door)] == [True] * 3
@@ -564,7 +564,7 @@ async def test_TS16_TSU16_who_does_not_answer_is_not_shown_as_empty(
         return bool((await page(first, "/v1/entities/counter"))["silent"] == [])
 
     await until(answered, "the answer of the other in time")
-    monkeypatch.setattr(second.rpc, "asked", lambda session, run: None)
+    monkeypatch.setattr(second.rpc, "answer_questions", lambda session, run: None)
     rows = (await page(first, "/v1/shards/counter"))["shards"]
     unknown = [row["entities"] for row in rows if row["node"] == str(second.me)]
     counts = [row["entities"] for row in rows if row["node"] == str(first.me)]

@@ -23,10 +23,10 @@ def application() -> tuple[ShardBus, Any]:
     class Page(Entity):
         """Stops one message after the request."""
 
-        told: ClassVar[dict[str, list[Any]]] = {}
+        messages: ClassVar[dict[str, list[Any]]] = {}
 
         def __init__(self) -> None:
-            self.mine = self.told.setdefault(self.context.entity_id, [])
+            self.mine = self.messages.setdefault(self.context.entity_id, [])
 
         async def on_stop(self, reason: StopReason) -> None:
             self.mine.append(reason)
@@ -55,7 +55,7 @@ async def test_T_SU21_whoever_moves_is_told_and_has_the_time_it_needs(nodes: Nod
     assert moving
     pair[0].cluster.post(events.SetService(pair[1].me, Service.DRAINING))
     await until(lambda: not host.shards, "an empty node")
-    assert {i: messages for i, messages in page.told.items() if messages} == {
+    assert {i: messages for i, messages in page.messages.items() if messages} == {
         i: ["stop", "last", StopReason.HANDOFF] for i in moving
     }
     assert [await pair[0].ref("page", i).add(n) for n, i in enumerate(IDS)] == list(range(len(IDS)))
@@ -70,7 +70,7 @@ async def test_T_SU21_whoever_leaves_with_its_node_is_told_too(nodes: Nodes) -> 
     moving = {i for shard in host.shards for i in host.ids(shard)}
     assert moving
     await nodes.leave(pair[1])
-    assert {i: messages for i, messages in page.told.items() if messages} == {
+    assert {i: messages for i, messages in page.messages.items() if messages} == {
         i: ["stop", "last", StopReason.SHUTDOWN] for i in moving
     }
     assert host.counts.cut_off == 0

@@ -188,7 +188,7 @@ def rows(kept: Spans, old: Node) -> Iterator[dict[str, Any]]:
             "name": span.name,
             "about": about,
             "start": span.start_time,
-            "end": (kept.one("ask order") if span.name == "request" else span).end_time,
+            "end": (kept.span("ask order") if span.name == "request" else span).end_time,
         }
 
 
@@ -211,7 +211,7 @@ async def test_B151_one_trace_leads_from_the_client_over_a_move_to_the_second_en
     [request] = kept.named("request")
     trace_ids = {span.get_span_context().trace_id for span in kept.all}  # type: ignore[union-attr]
     assert len(trace_ids) == 1
-    ask_span = kept.one("ask order")
+    ask_span = kept.span("ask order")
     assert parent_of(ask_span) == id_of(request)
     before, after = kept.named("handle order.place")
     assert [span.attributes["shardbus.process"] for span in (before, after)] == [
@@ -219,17 +219,17 @@ async def test_B151_one_trace_leads_from_the_client_over_a_move_to_the_second_en
         str(new.me),
     ]
     assert {parent_of(before), parent_of(after)} == {id_of(ask_span)}
-    relay = kept.one("relay")
+    relay = kept.span("relay")
     assert parent_of(relay) == id_of(ask_span)
     assert id_of(relay) in [link.context.span_id for link in after.links]
     assert not before.links
-    inner = kept.one("ask stock")
+    inner = kept.span("ask stock")
     assert parent_of(inner) == id_of(after)
-    taken = kept.one("handle stock.take")
+    taken = kept.span("handle stock.take")
     assert parent_of(taken) == id_of(inner)
-    assert parent_of(kept.one("save stock")) == id_of(taken)
-    assert parent_of(kept.one("tell log")) == id_of(after)
-    assert parent_of(kept.one("handle log.note")) == id_of(kept.one("tell log"))
+    assert parent_of(kept.span("save stock")) == id_of(taken)
+    assert parent_of(kept.span("tell log")) == id_of(after)
+    assert parent_of(kept.span("handle log.note")) == id_of(kept.span("tell log"))
     assert taken.attributes["shardbus.entity_id"] == "pear"
     assert taken.attributes["shardbus.fence"] > 0
     if os.environ.get("WRITE_TRACE"):
@@ -248,7 +248,7 @@ async def test_B151_a_message_that_waits_says_why(traced: Nodes, kept: Spans) ->
         await asyncio.gather(waiting, behind)
     why = {span.attributes["shardbus.why"] for span in kept.named("buffered")}
     assert why == {"unknown_home", "mailbox"}
-    stay = kept.one("handle order.stay")
+    stay = kept.span("handle order.stay")
     assert stay.attributes["shardbus.entity_id"] == "o-2"
 
 
@@ -262,7 +262,7 @@ async def test_B151_errors_are_on_the_spans_and_a_rejection_is_none(
             await client.call("stock", "a", "fail")
         with pytest.raises(Rejection):
             await client.call("stock", "a", "refuse")
-    failed, refused = kept.one("handle stock.fail"), kept.one("handle stock.refuse")
+    failed, refused = kept.span("handle stock.fail"), kept.span("handle stock.refuse")
     assert failed.status.status_code is StatusCode.ERROR
     assert failed.events[0].name == "exception"
     assert refused.status.status_code is StatusCode.UNSET
@@ -286,9 +286,9 @@ async def test_B151_the_parent_decides_and_without_one_the_ratio(
     assert kept.all == []
     await often.call("order", "o-3", "place", "fig", 1)
     await until(lambda: kept.named("handle log.note"), "the told message")
-    ask_span = kept.one("ask order")
+    ask_span = kept.span("ask order")
     assert parent_of(ask_span) is None
-    assert parent_of(kept.one("handle order.place")) == id_of(ask_span)
+    assert parent_of(kept.span("handle order.place")) == id_of(ask_span)
 
 
 async def test_B151_a_node_without_tracing_takes_traced_messages_and_passes_the_context_on(
@@ -333,7 +333,7 @@ async def test_B151_the_context_of_a_web_request_is_the_parent(traced: Nodes, ke
     ):
         assert (await web.get("/put", headers={"traceparent": parent})).json() == 1
         assert (await web.get("/put")).json() == 2
-    ask_span = kept.one("ask order")
+    ask_span = kept.span("ask order")
     assert parent_of(ask_span) == 0xB7AD6B7169203331
     assert ask_span.context.trace_id == 0x0AF7651916CD43DD8448EB211C80319C
 
@@ -348,15 +348,15 @@ async def test_B151_the_message_of_a_timer_belongs_to_the_trace_of_the_handler_t
     with kept.root():
         await client.call("alarm", "a", "set_once", delay, then)
     await until(lambda: kept.named("handle log.note"), "what the handler of the timer tells")
-    setting, timer = kept.one("handle alarm.set_once"), kept.one("timer alarm")
-    rung = kept.one(f"handle alarm.{then}")
+    setting, timer = kept.span("handle alarm.set_once"), kept.span("timer alarm")
+    rung = kept.span(f"handle alarm.{then}")
     assert parent_of(timer) == parent_of(rung) == id_of(setting)
     assert [link.context.span_id for link in rung.links] == [id_of(timer)]
     assert timer.end_time - timer.start_time == pytest.approx(delay * 1e9, abs=1e3)
     assert timer.attributes["shardbus.entity_id"] == "a"
     assert timer.attributes["shardbus.method"] == then
-    assert parent_of(kept.one("handle log.note")) == id_of(kept.one("tell log"))
-    assert parent_of(kept.one("tell log")) == id_of(rung)
+    assert parent_of(kept.span("handle log.note")) == id_of(kept.span("tell log"))
+    assert parent_of(kept.span("tell log")) == id_of(rung)
 
 
 async def test_B151_the_timer_of_an_untraced_handler_sends_nothing_traced(
@@ -388,7 +388,7 @@ async def test_B151_a_timer_that_repeats_begins_a_trace_each_time_by_the_ratio(
     with kept.root():
         await client.call("alarm", "a", "repeat")
     await until(lambda: len(kept.named("handle alarm.ring")) > 1, "the second time")
-    setting = kept.one("handle alarm.repeat")
+    setting = kept.span("handle alarm.repeat")
     first, second = kept.named("timer alarm")[:2]
     assert parent_of(first) is parent_of(second) is None
     ids = {span.context.trace_id for span in (setting, first, second)}
@@ -421,7 +421,7 @@ async def test_B151_what_a_thread_sends_by_the_blocking_client_is_traced(
 
     await asyncio.to_thread(send)
     await until(lambda: kept.named("handle log.note"), "the told message")
-    request = kept.one("request")
+    request = kept.span("request")
     sent = [span for span in kept.all if span.name.startswith(("ask ", "tell "))]
     assert [span.name for span in sent] == ["ask stock", "tell log", "ask stock", "ask stock"]
     assert {parent_of(span) for span in sent} == {id_of(request)}
@@ -431,9 +431,9 @@ async def test_B151_what_a_thread_sends_by_the_blocking_client_is_traced(
         StatusCode.ERROR,
         StatusCode.ERROR,
     ]
-    assert parent_of(kept.one("handle stock.take")) == id_of(sent[0])
-    assert kept.one("handle log.note").attributes["shardbus.entity_id"] == "under"
-    assert parent_of(kept.one("handle stock.fail")) == id_of(sent[3])
+    assert parent_of(kept.span("handle stock.take")) == id_of(sent[0])
+    assert kept.span("handle log.note").attributes["shardbus.entity_id"] == "under"
+    assert parent_of(kept.span("handle stock.fail")) == id_of(sent[3])
     assert {span.context.trace_id for span in kept.all} == {request.context.trace_id}
 
 
@@ -449,9 +449,9 @@ async def test_B151_the_ratio_begins_traces_of_the_blocking_client(
             client.call("stock", "fig", "take", 1)
 
     await asyncio.to_thread(send)
-    ask_span = kept.one("ask stock")
+    ask_span = kept.span("ask stock")
     assert parent_of(ask_span) is None
-    assert parent_of(kept.one("handle stock.take")) == id_of(ask_span)
+    assert parent_of(kept.span("handle stock.take")) == id_of(ask_span)
 
 
 async def test_deliveries_events_and_reminders_work_and_have_spans(

@@ -29,7 +29,7 @@ class Watch:
 
     def __init__(self, lab: Processes) -> None:
         self._lab = lab
-        self.found: dict[str, str] = {}
+        self.findings: dict[str, str] = {}
         """Confirmed findings of any node at any moment, by check, each with the first text."""
         self.answers = 0
 
@@ -38,7 +38,7 @@ class Watch:
         answer = await node.page("/v1/findings")
         for group in (answer or {}).get("findings", ()):
             if group["confirmed"] and group["check"] not in STARVED:
-                self.found.setdefault(group["check"], f"{node.name}: {group}")
+                self.findings.setdefault(group["check"], f"{node.name}: {group}")
         self.answers += answer is not None
         return answer or {}
 
@@ -106,7 +106,7 @@ async def test_a_start_a_join_and_an_orderly_leave_are_no_findings(lab: Processe
             assert await doctor(lab, fourth) == {}
             done.set()
             await asking
-    assert watch.found == {}
+    assert watch.findings == {}
     assert watch.answers > 10
     assert (await fourth.page("/v1/findings"))["lost"] == [], "a node that leaves is not lost"
 

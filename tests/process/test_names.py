@@ -54,7 +54,7 @@ class Names:
             (folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(lines))
 
     @property
-    def asked(self) -> bool:
+    def received_question(self) -> bool:
         """True if the name server has received a question since the last look."""
         self._server.setblocking(False)
         received = 0
@@ -112,7 +112,7 @@ async def test_survivors_stay_together_while_the_name_server_is_silent(
     names.forget(victim.host)
     victim.kill()
     if settings:
-        await until(lambda: names.asked, "a question that gets no answer")
+        await until(lambda: names.received_question, "a question that gets no answer")
     await walled.agree(*nodes)
     for node in nodes:
         log = node.err.read_text()

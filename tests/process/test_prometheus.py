@@ -94,14 +94,14 @@ class Prometheus:
         """Wait until the alert fires with these labels."""
         labels_wanted = {"alertname": alert, **labels}.items()
 
-        async def found() -> bool:
+        async def fires() -> bool:
             alerts = (await asyncio.to_thread(self.get, "alerts"))["alerts"]
             return any(
                 row["state"] == "firing" and labels_wanted <= row["labels"].items()
                 for row in alerts
             )
 
-        await until(found, f"the alert {labels_wanted}")
+        await until(fires, f"the alert {labels_wanted}")
 
     def close(self) -> None:
         self._process.kill()

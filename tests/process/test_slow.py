@@ -81,7 +81,7 @@ class Faults:
         subject = (entity_type, entity_id or shown_id)
         printed: list[str] = []
 
-        async def found() -> bool:
+        async def shows_cause() -> bool:
             page = await node.page(f"/v1/explain/{'/'.join(subject)}")
             if not page or not page["causes"]:
                 return False
@@ -96,7 +96,7 @@ class Faults:
             return [*map(shape, printed)] == [*map(shape, expected)]
 
         try:
-            await until(found, f"{cause}, as the page has it")
+            await until(shows_cause, f"{cause}, as the page has it")
         except AssertionError as e:
             raise AssertionError(f"{e}; printed: {printed}") from None
 

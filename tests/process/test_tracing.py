@@ -79,7 +79,7 @@ async def test_B151_a_collector_gets_the_spans_of_a_node_in_the_trace_of_its_cli
             assert await client.call("account", "a-1", "add", 5) == 5
     names = {"handle account.add", "save account"}
     await until(lambda: names <= {span.name for span in collector.received}, "the spans")
-    ask_span = kept.one("ask account")
+    ask_span = kept.span("ask account")
     context = ask_span.get_span_context()
     assert context is not None
     [handled] = [span for span in collector.received if span.name == "handle account.add"]

@@ -78,10 +78,10 @@ class Script:
                     self.perform(what)
                 return []
         self.stage.clear()
-        texts = [text for command in line.split(";") for text in self._one(command.split())]
+        texts = [text for command in line.split(";") for text in self._command(command.split())]
         return [*self.stage.lane, *self.stage.counted(), *texts]
 
-    def _one(self, words: list[str]) -> list[str]:
+    def _command(self, words: list[str]) -> list[str]:
         stage, nodes = self.stage, self.stage.nodes
         match words:
             case ["seeds", *names]:

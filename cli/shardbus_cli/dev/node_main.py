@@ -49,7 +49,7 @@ class DevLink(SupervisorLink):
 
     def __init__(self, fd: int) -> None:
         super().__init__(fd)
-        self._told = {word: threading.Event() for word in (Word.LOAD, Word.RUN)}
+        self._arrivals = {word: threading.Event() for word in (Word.LOAD, Word.RUN)}
         self._running: Node | None = None
         self.alone = False
         """True once `dev` has ended."""
@@ -58,7 +58,7 @@ class DevLink(SupervisorLink):
 
     def wait_for(self, word: Word) -> None:
         """Return when this word has come."""
-        self._told[word].wait()
+        self._arrivals[word].wait()
 
     def pages_of(self, node: Node) -> NodePages:
         """Return the pages of the node, which is the one to stop from now on."""
@@ -67,7 +67,7 @@ class DevLink(SupervisorLink):
 
     def on_command(self, command: bytes) -> None:
         """Carry out a word. Before the node has started, `end` ends the process."""
-        for word, event in self._told.items():
+        for word, event in self._arrivals.items():
             if command == word.value.encode():
                 event.set()
                 return

@@ -72,8 +72,8 @@ class SourceFiles:
     ) -> None:
         self._folder, self._more, self._on_change = folder, tuple(more), on_change
         self._ended = threading.Event()
-        self._known: dict[str, Stamp] = {}
-        self._last: dict[str, Stamp] = {}
+        self._reported_stamps: dict[str, Stamp] = {}
+        self._last_stamps: dict[str, Stamp] = {}
         self._thread = threading.Thread(target=self._run, name="shardbus-source", daemon=True)
 
     def start(self) -> None:
@@ -82,7 +82,7 @@ class SourceFiles:
         Raises:
             CommandFailure: there are too many files.
         """
-        self._known = self._last = picture(self._folder, self._more)
+        self._reported_stamps = self._last_stamps = picture(self._folder, self._more)
         self._thread.start()
 
     def stop(self) -> None:
@@ -93,11 +93,11 @@ class SourceFiles:
     def look(self) -> list[str]:
         """Take a picture; return the files changed since the last change, if nothing changes
         now."""
-        before, self._last = self._last, picture(self._folder, self._more)
-        if self._last != before or self._last == self._known:
+        before, self._last_stamps = self._last_stamps, picture(self._folder, self._more)
+        if self._last_stamps != before or self._last_stamps == self._reported_stamps:
             return []
-        names = changed(self._known, self._last)
-        self._known = self._last
+        names = changed(self._reported_stamps, self._last_stamps)
+        self._reported_stamps = self._last_stamps
         return names
 
     def _run(self) -> None:

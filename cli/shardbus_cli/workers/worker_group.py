@@ -85,7 +85,7 @@ class WorkerGroup:
         self.states = [WorkerState() for _ in range(workers)]
         self.announced = False
         self.leaving = False
-        self._asked = self._stopping = self._closing = False
+        self._leave_requested = self._stopping = self._closing = False
         self._open: set[int] = set()
         self._code = group.OK
         self._deadline = 0.0
@@ -225,7 +225,7 @@ class WorkerGroup:
     # ---- the end
 
     def _on_leave(self, now: float) -> list[ChildEffect]:
-        first, self._asked = not self._asked, True
+        first, self._leave_requested = not self._leave_requested, True
         if not self.leaving:
             return [group.Ending(), *self._all_leave(now)]
         if first or self._stopping:

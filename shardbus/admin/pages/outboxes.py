@@ -194,15 +194,15 @@ async def answer_outbox(
         case "open":
             granted = await stored.open(name, owner, ttl, fence)
             if granted is not None:
-                admin.openers.met(name, owner, ttl)
+                admin.openers.record_lease(name, owner, ttl)
             return granted
         case "renew":
             renewed = await stored.renew(name, owner, fence, ttl)
             if renewed:
-                admin.openers.met(name, owner, ttl)
+                admin.openers.record_lease(name, owner, ttl)
             return renewed
         case "close":
-            admin.openers.left(name)
+            admin.openers.forget(name)
             return await stored.close(name, owner, fence, ttl)
         case "read":
             read = await stored.read(name, fence, number)

@@ -176,7 +176,7 @@ async def load(admin: Administration) -> Json:
     survey = await ask_loads(admin)
     rows = [
         {"node": str(node), **vitals._asdict(), "age": round(age, 3)}
-        for node, (vitals, age) in sorted(survey.found.items())
+        for node, (vitals, age) in sorted(survey.vitals.items())
     ]
     return {
         "node": str(admin.node.me),

@@ -339,10 +339,10 @@ class Coordinator:
         if rows.is_new(self.table) or changed:
             self._stops.add([row for row in homes if not rows.exists(row)])
             stopping = {split_row(row)[0] for row in self._stops.shards if rows.exists(row)}
-            for row in (*homes, *self._ledger.wanted):
+            for row in (*homes, *self._ledger.wanted_homes):
                 if (changed or rows.exists(row)) and split_row(row)[0] not in stopping:
                     requested[row] = None
-        for row in [row for row in self._ledger.wanted if not rows.exists(row)]:
+        for row in [row for row in self._ledger.wanted_homes if not rows.exists(row)]:
             self._ledger.forget_wanted(row)
         for shard in dict.fromkeys(split_row(row)[0] for row in requested):
             for sibling in rows.rows_of(shard):
@@ -357,7 +357,7 @@ class Coordinator:
         self._moves.check()
         self._direct.check()
         self._starts.check()
-        for shard in self._ledger.wanted:
+        for shard in self._ledger.wanted_homes:
             assert self._settled(shard) is None, f"{shard} is wanted and at home"
         for shard, handoff in self._moves.handoffs.items():
             assert self.table.homes.get(shard) == handoff.home, f"{shard} moves from nowhere"
@@ -470,7 +470,7 @@ class Coordinator:
 
     def _end_dead_nodes(self, now: float) -> None:
         """End all waits for nodes that membership no longer shows."""
-        if self.state is not CoordinatorState.RULING or not self._registry.known:
+        if self.state is not CoordinatorState.RULING or not self._registry.membership_known:
             return
         nodes = [*self.table.regions, *self.table.proxies]
         dead = {node: None for node in nodes if not self._registry.is_live(node)}

@@ -131,7 +131,7 @@ class DirectMove(msgspec.Struct):
     senders: tuple[NodeId, ...]
     begun: float
     phase: DirectPhase = DirectPhase.INTENT
-    asked: bool = False
+    begin_sent: bool = False
     """N1 has BeginMove of this coordinator."""
     complete: bool = False
     """N2 keeps nothing for any sender."""
@@ -254,7 +254,7 @@ class DirectMoves:
         """Ask a region for the moves away from it that a former coordinator began."""
         for direct in self.moves.values():
             leaves = direct.phase is DirectPhase.MOVING and direct.move.old.node == node
-            if leaves and not direct.asked:
+            if leaves and not direct.begin_sent:
                 direct.senders = direct.senders or tuple(registered)
                 self._ask(direct)
 
@@ -440,7 +440,7 @@ class DirectMoves:
         return direct if direct is not None and direct.move == move else None
 
     def _ask(self, direct: DirectMove) -> None:
-        direct.asked = True
+        direct.begin_sent = True
         self._begin_now.append(direct)
 
     def _end(self, direct: DirectMove, trigger: DirectTrigger) -> None:

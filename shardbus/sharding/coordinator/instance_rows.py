@@ -98,7 +98,7 @@ class LoadInstances:
 class InstanceRows:
     """N of one type. `count` is 0 until it is known."""
 
-    __slots__ = ("_fewer_since", "_informed", "_instances", "_seen", "by_load", "count")
+    __slots__ = ("_fewer_since", "_informed", "_instances", "_last_table", "by_load", "count")
 
     def __init__(self, instances: Instances) -> None:
         self._instances = instances
@@ -106,12 +106,12 @@ class InstanceRows:
         self.count = 0
         self._fewer_since: float | None = None
         self._informed: dict[NodeId, int] = {}
-        self._seen: ShardTable | None = None
+        self._last_table: ShardTable | None = None
 
     def is_new(self, table: ShardTable) -> bool:
         """True once for each table; rows above N, and those that are missing, are looked for in a
         new one only."""
-        before, self._seen = self._seen, table
+        before, self._last_table = self._last_table, table
         return table is not before
 
     def load(self, rows: Iterable[str]) -> None:

@@ -1,8 +1,8 @@
 """The coordinator's ledger: the shard table, its pending changes, and the one write under way.
 
-    wanted ──plan──> writing ──apply_write──> at home, in the table
-    adopted ───────────^                          │
-    freed ─────────────^ <────────stopped─────────┘
+    wanted_homes ──plan──> writing ──apply_write──> at home, in the table
+    adopted ─────────────────^                          │
+    freed ───────────────────^ <────────stopped─────────┘
 
 `plan` takes everything that must change and makes one write of it: homes for wanted shards, homes
 that regions reported and the table did not have, and the removal of freed shards that are not
@@ -141,7 +141,7 @@ class Ledger:
     """The table, and its pending changes."""
 
     table: tables.ShardTable
-    wanted: dict[str, WantedHome] = field(default_factory=dict)
+    wanted_homes: dict[str, WantedHome] = field(default_factory=dict)
     freed: dict[str, Home] = field(default_factory=dict)
     adopted: dict[str, Home] = field(default_factory=dict)
     intents: dict[str, Home | None] = field(default_factory=dict)
@@ -204,7 +204,7 @@ class Ledger:
     def is_nowhere(self, shard: str) -> bool:
         """True if the shard has no home, and none is needed or being written."""
         coming = self.writing is not None and self.writing.homes.get(shard) is not None
-        awaited = shard in self.adopted or shard in self.wanted
+        awaited = shard in self.adopted or shard in self.wanted_homes
         left = shard in self.freed or shard not in self.table.homes
         return left and not awaited and not coming
 
@@ -215,12 +215,12 @@ class Ledger:
     def want(self, shard: str, need: WantedHome = ANY_HOME) -> None:
         """Get a home for the shard. A target or nodes to avoid that were set before stand unless
         `need` has others."""
-        if need != ANY_HOME or shard not in self.wanted:
-            self.wanted[shard] = need
+        if need != ANY_HOME or shard not in self.wanted_homes:
+            self.wanted_homes[shard] = need
 
     def forget_wanted(self, shard: str) -> None:
         """Get no home for the shard after all. Its stored row is removed."""
-        if self.wanted.pop(shard, None) is not None and shard not in self.table.homes:
+        if self.wanted_homes.pop(shard, None) is not None and shard not in self.table.homes:
             self._unwanted[shard] = None
 
     def free(self, home: Home, why: str, since: float) -> None:
@@ -233,7 +233,7 @@ class Ledger:
         return [
             Move(shard, home.node, target)
             for shard, home in self.freed.items()
-            if (target := self.wanted.get(shard, ANY_HOME).target) is not None
+            if (target := self.wanted_homes.get(shard, ANY_HOME).target) is not None
         ]
 
     def reconcile(self, node: NodeId, hosted: Iterable[Home]) -> ReportFindings:
@@ -355,7 +355,7 @@ class Ledger:
             if home.node in self.table.regions:
                 events.append(tables.ShardHomeAllocated(home))
                 homes.append(home)
-                self.wanted.pop(shard, None)
+                self.wanted_homes.pop(shard, None)
             else:
                 self.want(shard)
         self.table = self.table.updated_all(events)
@@ -368,7 +368,7 @@ class Ledger:
             assert self.table.homes.get(shard, home) == home, shard
 
     def _find_homeless(self, hosts: Hosts) -> Homeless:
-        shards = tuple(shard for shard in self.wanted if self._homeless(shard))
+        shards = tuple(shard for shard in self.wanted_homes if self._homeless(shard))
         nodes = hosts(())
         if not shards or not nodes:
             return Homeless((), {}, {}, (), nodes, self.table)
@@ -376,7 +376,7 @@ class Ledger:
         able: dict[tuple[NodeId, ...], tuple[NodeId, ...]] = {}
         groups: dict[tuple[NodeId, ...], list[str]] = {}
         for shard in shards:
-            need = self.wanted[shard]
+            need = self.wanted_homes[shard]
             if need.avoid not in able:
                 able[need.avoid] = hosts(need.avoid)
             target = need.target if need.target in able[need.avoid] else None
@@ -385,7 +385,7 @@ class Ledger:
             else:
                 groups.setdefault(able[need.avoid], []).append(shard)
         grouped = {able: tuple(group) for able, group in groups.items()}
-        avoiding = tuple(shard for shard in shards if self.wanted[shard].avoid)
+        avoiding = tuple(shard for shard in shards if self.wanted_homes[shard].avoid)
         return Homeless(shards, targets, grouped, avoiding, nodes, self._without(shards))
 
     def _homes_at(self, homeless: Homeless, chosen: Mapping[str, NodeId]) -> dict[str, Home]:

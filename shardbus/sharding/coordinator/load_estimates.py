@@ -83,7 +83,7 @@ class LoadEstimates:
         self.spare[node] = spare + part * (report.spare - spare)
         return []
 
-    def known(self, table: ShardTable) -> dict[str, float] | None:
+    def shard_loads(self, table: ShardTable) -> dict[str, float] | None:
         """Return the load of every shard that has a home; None while a region that has shards has
         not reported."""
         for gone in [node for node in self._reported_at if node not in table.regions]:

@@ -219,7 +219,7 @@ class Rebalancing:
         self._moves.notes += self._shard_count.notes(len(table.regions), len(table.homes), now)
         if self.paused:
             return
-        if self._ledger.writing is not None or self._ledger.wanted:
+        if self._ledger.writing is not None or self._ledger.wanted_homes:
             self._due = now + COALESCE_S
             return
         self._update_loads(now)
@@ -237,9 +237,9 @@ class Rebalancing:
         """Give the strategy the present loads, and note shards that are too hot."""
         strategy, table = self.strategy.strategy, self._ledger.table
         if self.calls is not None:
-            self._loads.known(table)  # forgets the nodes that are gone
+            self._loads.shard_loads(table)  # forgets the nodes that are gone
         if isinstance(strategy, LeastLoad):
-            loads, resting = self._loads.known(table), self._loads.resting(now)
+            loads, resting = self._loads.shard_loads(table), self._loads.resting(now)
             self._change(strategy, loads=loads, spare=self._loads.spare, resting=resting)
             self._moves.notes += self._loads.hot_notes(self._hot(len(table.regions)), now)
 

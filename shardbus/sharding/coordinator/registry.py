@@ -67,7 +67,7 @@ class Registry:
 
     _min_members: int
     _cluster_minimum: int = 0
-    known: bool = False
+    membership_known: bool = False
     """Whether membership has reported."""
     registered: dict[NodeId, bool] = field(default_factory=dict)
     """Node to whether it is a proxy."""
@@ -95,7 +95,7 @@ class Registry:
 
     def update(self, members: MembersChanged) -> None:
         """Replace membership's report; the caller ends all that depends on dead nodes."""
-        self.known = True
+        self.membership_known = True
         self._live = dict.fromkeys(members.live)
         self._unfit = dict.fromkeys(members.unfit)
         self._versions = {n: members.versions[n] for n in self._live if n in members.versions}
@@ -157,11 +157,11 @@ class Registry:
     def is_incomplete(self, now: float) -> bool:
         """True if a live node has not reported its shards and the coordinator waits for it."""
         missing = any(node not in self.registered for node in self._live)
-        return not self.known or (now < self.grace_until and missing)
+        return not self.membership_known or (now < self.grace_until and missing)
 
     def why_not(self, now: float) -> str:
         """Return why no shard can get a home now; empty if one can."""
-        if not self.known:
+        if not self.membership_known:
             return "membership is not known yet"
         if self.is_incomplete(now):
             return "regions are registering with a new coordinator"
@@ -218,7 +218,7 @@ class Registrar:
     def register_early(self, epoch: int, now: float) -> bool:
         """Handle every registration that can be handled now. True if one of them is new, or from a
         region that was a proxy or the other way round."""
-        if self._ledger.writing is not None or not self._registry.known:
+        if self._ledger.writing is not None or not self._registry.membership_known:
             return False
         new = False
         for register in self._registry.take_early():

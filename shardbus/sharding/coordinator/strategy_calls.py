@@ -75,7 +75,7 @@ class StrategyCalls:
     before it is called: it may keep pinned shards from it, or put rows on distinct nodes."""
 
     __slots__ = (
-        "_answers", "_asked", "_asked_at", "_calling", "_due", "_guard", "_late", "_number",
+        "_answers", "_asked_at", "_asked_keys", "_calling", "_due", "_guard", "_late", "_number",
         "_questions", "_strategy", "state",
     )  # fmt: skip
 
@@ -87,7 +87,7 @@ class StrategyCalls:
         self.state = CallState.IDLE
         self._strategy, self._guard = strategy, guard
         self._questions: dict[Hashable, Question[object]] = {}
-        self._asked: dict[Hashable, None] = {}
+        self._asked_keys: dict[Hashable, None] = {}
         self._answers: dict[Hashable, object] = {}
         self._calling: CheckedStrategy | None = None
         self._number = self._late = 0
@@ -101,7 +101,7 @@ class StrategyCalls:
             return cast("T", self._answers.pop(key))
         if self.state in (CallState.LATE, CallState.RESTING):
             return question(self._guard(FewestShards()))
-        if key not in self._asked:
+        if key not in self._asked_keys:
             self._questions[key] = question
         return None
 
@@ -128,7 +128,7 @@ class StrategyCalls:
         if self.state is CallState.ASKED:
             self.state = CallState.LATE
             self._late += 1
-            self._asked, self._questions = {}, {}
+            self._asked_keys, self._questions = {}, {}
         self._due = now + REPEAT_S
         method = (self._calling.calling if self._calling is not None else "") or ALLOCATE
         since = f" for {now - self._asked_at:.0f} s: {INSTEAD}"
@@ -138,7 +138,7 @@ class StrategyCalls:
         """Take the answers for the next turn; return the faults of the calls."""
         if answered.number != self._number or self._calling is None:
             return ()
-        self._calling, self._asked = None, {}
+        self._calling, self._asked_keys = None, {}
         if self.state is CallState.ASKED and answered.answers:
             self._answers = dict(answered.answers)
             self.state, self._due, self._late = CallState.IDLE, None, 0
@@ -154,7 +154,7 @@ class StrategyCalls:
         if self.state is not CallState.IDLE or not self._questions:
             return []
         questions, self._questions = self._questions, {}
-        self._asked = dict.fromkeys(questions)
+        self._asked_keys = dict.fromkeys(questions)
         self._number += 1
         number, faults, guard = self._number, list[StrategyFault](), self._guard
         self._calling = checked = CheckedStrategy(self._strategy(), faults.append)

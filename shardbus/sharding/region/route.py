@@ -293,7 +293,7 @@ class Route(msgspec.Struct):
     returned: list[BufferedMessage] = msgspec.field(default_factory=list)
     watched: bool = False
     """A client needs the home, so the region requests it without messages too."""
-    left: dict[NodeId, None] = msgspec.field(default_factory=dict)
+    unflushed_homes: dict[NodeId, None] = msgspec.field(default_factory=dict)
     """Old homes that were left without a Flush, in direct moves that keep order."""
     forwarded: ForwardedFrom = msgspec.field(default_factory=ForwardedFrom)
     """Whose messages went to the home by this region."""
@@ -361,9 +361,9 @@ class Route(msgspec.Struct):
     def leave(self, node: NodeId) -> None:
         """Record that this old home is left without a Flush: messages that come back from it are
         older than messages that may have reached the next one."""
-        self.left[node] = None
-        if len(self.left) > LEFT_MAX:
-            del self.left[next(iter(self.left))]
+        self.unflushed_homes[node] = None
+        if len(self.unflushed_homes) > LEFT_MAX:
+            del self.unflushed_homes[next(iter(self.unflushed_homes))]
 
     def set_next(self, home: Home) -> None:
         """Make this the next home."""

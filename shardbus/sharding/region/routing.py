@@ -327,7 +327,7 @@ class Routing:
             route = self._route(shard)
             if self._vanished(shard):
                 self._out.append(ev.Reject(shard, message, REJECT_NO_INSTANCE))
-            elif node in route.left and not message.is_marker:
+            elif node in route.unflushed_homes and not message.is_marker:
                 self._out.append(ev.Reject(shard, message, REJECT_STOPPED))
             elif self._refused or not self.waiting.take(message):
                 reason = REJECT_REFUSED if self._refused else REJECT_BUFFER_FULL

@@ -51,13 +51,15 @@ class TableGossip:
     """One region's copy of the table, by gossip. Effects are appended to `out`. A client, whose
     `me` is None, takes no part."""
 
-    __slots__ = ("_fingers", "_gone", "_me", "_out", "_requested", "_turn", "due", "seen", "state")
+    __slots__ = (
+        "_fingers", "_gone", "_me", "_out", "_requested", "_turn", "due", "state", "versions",
+    )  # fmt: skip
 
     def __init__(self, me: NodeId | None, out: list[ev.RegionEffect]) -> None:
         self._me, self._out = me, out
         self.state: TableState | None = None
         """The newest table known."""
-        self.seen: dict[NodeId, TableVersion] = {}
+        self.versions: dict[NodeId, TableVersion] = {}
         """The newest version that each other node is known to have."""
         self.due: float | None = None
         """When the next comparison is due."""
@@ -85,11 +87,11 @@ class TableGossip:
             return ()
         self.state = state
         nodes = dict.fromkeys(state.nodes)
-        self.seen = {node: at for node, at in self.seen.items() if node in nodes}
+        self.versions = {node: at for node, at in self.versions.items() if node in nodes}
         self._gone = {node: None for node in self._gone if node in nodes}
         self._set_fingers()
         for node in self._fingers:
-            if self.seen.get(node, NO_VERSION) < version:
+            if self.versions.get(node, NO_VERSION) < version:
                 self._out.append(ev.Send(node, TableStatus(*version)))
         self.due = now + STATUS_S
         return homes
@@ -121,7 +123,7 @@ class TableGossip:
         if self.state is None:
             return []
         others = (node for node in self.state.nodes if node != self._me and node not in self._gone)
-        return [node for node in others if self.seen.get(node, NO_VERSION) < version]
+        return [node for node in others if self.versions.get(node, NO_VERSION) < version]
 
     def forget_before(self, epoch: int) -> None:
         """Forget a table of an earlier epoch: its coordinator is no more, and the next one may not
@@ -131,7 +133,7 @@ class TableGossip:
 
     def on_node_gone(self, node: NodeId) -> None:
         """Send nothing more to a node that is gone."""
-        self.seen.pop(node, None)
+        self.versions.pop(node, None)
         if self.state is not None and node in self.state.nodes:
             self._gone[node] = None
             self._set_fingers()
@@ -153,7 +155,7 @@ class TableGossip:
 
     def _saw(self, node: NodeId, version: TableVersion) -> None:
         if node != self._me and (self.state is None or node in self.state.nodes):
-            self.seen[node] = max(version, self.seen.get(node, NO_VERSION))
+            self.versions[node] = max(version, self.versions.get(node, NO_VERSION))
 
     def _set_fingers(self) -> None:
         me, state = self._me, self.state

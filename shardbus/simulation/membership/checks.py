@@ -99,7 +99,7 @@ class Checks:
         self._changes = 0
         self._last: dict[NodeId, Gossip] = {}
         self._contents: dict[tuple[object, ...], tuple[object, ...]] = {}
-        self._known: dict[tuple[NodeId, Status], None] = {}
+        self._known_acts: dict[tuple[NodeId, Status], None] = {}
         self._views: dict[NodeId, MembershipView] = {}
         self._calm_since: dict[NodeId, float] = {}
         self._bad_since: dict[NodeId, dict[NodeId, float]] = {}
@@ -133,7 +133,7 @@ class Checks:
         self._last[process.id] = gossip
         self._audit(process)
         seen = before.seen if before is not None and before.clock is gossip.clock else frozenset()
-        self._seen(process, gossip, gossip.seen - seen)
+        self._check_seen(process, gossip, gossip.seen - seen)
         if before is not None and before.clock is gossip.clock:
             return
         self._changes += 1
@@ -259,7 +259,7 @@ class Checks:
                 "I8", f"{process.id}: two contents of one version, {named} and {gossip}"
             )
 
-    def _seen(self, process: Process, gossip: Gossip, news: frozenset[NodeId]) -> None:
+    def _check_seen(self, process: Process, gossip: Gossip, news: frozenset[NodeId]) -> None:
         for node in sorted(news):
             other = self.world.by_id[node].machine.gossip
             if other is gossip or not other.members:
@@ -294,18 +294,18 @@ class Checks:
         convergence."""
         shown = [(node, m.status) for node, m in after.members.items() if m.status in ACTS]
         shown += [(node, Status.REMOVED) for node in after.tombstones]
-        new = [act for act in shown if act not in self._known]
+        new = [act for act in shown if act not in self._known_acts]
         forced = [
             (node, Status.REMOVED)
             for node, member in before.members.items()
             if node in after.tombstones and member.status not in ON_THE_WAY_OUT
         ]
         if all(act in forced for act in new):
-            self._known.update(dict.fromkeys(new))
+            self._known_acts.update(dict.fromkeys(new))
             return
-        founded = any(status is Status.UP for _, status in self._known)
+        founded = any(status is Status.UP for _, status in self._known_acts)
         founds = not founded and any(status is Status.UP for _, status in new)
-        self._known.update(dict.fromkeys(new))
+        self._known_acts.update(dict.fromkeys(new))
         if founds and len(after.members) < self.world.settings.min_members:
             raise Violation("acts", f"{process.id} does not wait for enough members")
         theirs = after.clock.without((process.id,)).merge(before.clock)

@@ -15,11 +15,11 @@ from shardbus.simulation.timeline import ProcessClock
 
 @dataclass(eq=False, slots=True)
 class Process:
-    """One incarnation of a node. `own`: its clocks."""
+    """One incarnation of a node. `clocks`: its clocks."""
 
     name: str
     machine: ClusterMembership
-    own: ProcessClock = field(default_factory=ProcessClock)
+    clocks: ProcessClock = field(default_factory=ProcessClock)
     seeds: tuple[Address, ...] = ()
     discovers: bool = False
     """It finds others by the store."""
@@ -76,7 +76,7 @@ class Process:
 
     def clock(self, now: float) -> float:
         """Return the time of its own clock, which never goes back."""
-        self._read = max(self._read, self.own.boot_time(now))
+        self._read = max(self._read, self.clocks.boot_time(now))
         return self._read
 
     def clock_at_least(self, local: float) -> float:

@@ -48,7 +48,7 @@ class SimRing:
         self.repairs = 0
         """The hosts that gave way to spares."""
         self._replicas, self._after = tuple(replicas), repair_after
-        self._seen: dict[tuple[str, object, str], float] = {}
+        self._seen_at: dict[tuple[str, object, str], float] = {}
         """When a host, in one run, has reached another one last, or missed it first."""
         if repair_after:
             world.later(REPORT_S, self._report)
@@ -81,8 +81,8 @@ class SimRing:
         for host in here:
             for other in self.hosts:
                 key = host, self._run(host), other
-                if self._reaches(host, other) or key not in self._seen:
-                    self._seen[key] = self.world.now
+                if self._reaches(host, other) or key not in self._seen_at:
+                    self._seen_at[key] = self.world.now
         for host in here:
             decision = self._decided(host)
             if isinstance(decision, GivesWay):
@@ -104,7 +104,7 @@ class SimRing:
     def _sight(self, host: str) -> Sight:
         now, run = self.world.now, self._run(host)
         away = {
-            self._member(other).disk: now - self._seen.get((host, run, other), now)
+            self._member(other).disk: now - self._seen_at.get((host, run, other), now)
             for other in self.hosts
             if other != host
         }
@@ -117,7 +117,7 @@ class SimRing:
         if not self.reached_by(host):
             raise Violation("repair majority", f"{host} decides, and reaches no majority")
         for each in reached:
-            if each == lost or now - self._seen[each, self._run(each), lost] < self._after:
+            if each == lost or now - self._seen_at[each, self._run(each), lost] < self._after:
                 raise Violation("repair sight", f"{lost} gives way, and {each} has seen it")
         self.world.trace.mark(now, "store", f"{lost} gives way to {spare}")
         self.repairs += 1

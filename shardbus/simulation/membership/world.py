@@ -253,7 +253,7 @@ class World(Timeline):
             return
         local = process.clock(self.now)
         due = process.machine.deadline()
-        if due is not None and due / process.own.rate <= self.now:
+        if due is not None and due / process.clocks.rate <= self.now:
             local = process.clock_at_least(due)
         process.ticked = True
         self._apply(process, process.machine.tick(local))
@@ -272,7 +272,7 @@ class World(Timeline):
             self._perform(process, effect)
         due = process.due = process.machine.deadline()
         self.hooks.on_step(process)
-        process.due_at = None if due is None else due / process.own.rate
+        process.due_at = None if due is None else due / process.clocks.rate
         self._arm(process, process.due_at)
 
     def _perform(self, process: Process, effect: ev.Effect) -> None:

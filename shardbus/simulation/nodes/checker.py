@@ -77,13 +77,13 @@ Line = tuple[str, str, str]
 
 @dataclass(eq=False, slots=True)
 class SentMessage:
-    """One message. `asked`: its sender waits for an answer."""
+    """One message. `is_ask`: its sender waits for an answer."""
 
     line: Line
     seq: int
     by: SimProcess
     sent_at: float
-    asked: bool = False
+    is_ask: bool = False
     handled: bool = False
     outcome: str = ""
     passed_at: float = inf
@@ -182,7 +182,7 @@ class DeliveryChecker:
 
     def _close(self, message: SentMessage) -> None:
         """Forget the message if it was handled and its sender, if it waits, has an outcome."""
-        if message.handled and (message.outcome or not message.asked):
+        if message.handled and (message.outcome or not message.is_ask):
             self._open.pop((message.line, message.seq), None)
 
     # ---- entities
@@ -241,7 +241,7 @@ class DeliveryChecker:
     def on_raised(self, message: SentMessage) -> None:
         """Record that the handler of a message raises. If it was a tell, its sender must get a
         report."""
-        if not message.asked:
+        if not message.is_ask:
             self._failed_tells[message.by] += 1
 
     def _on_unordered(self, message: SentMessage) -> None:
@@ -347,7 +347,7 @@ class DeliveryChecker:
         which leaves."""
         if any(p.ended_badly for p in self._processes()):
             return ""
-        dropped = Counter(message.by for message in self._unaccounted() if not message.asked)
+        dropped = Counter(message.by for message in self._unaccounted() if not message.is_ask)
         dropped += self._failed_tells
         spare = {p: max(0, p.refused_tells - dropped[p]) for p in self._processes()}
         by_all = sum(spare.values())
@@ -405,7 +405,7 @@ class DeliveryChecker:
 
     def pending(self) -> int:
         """Return the number of messages whose sender waits."""
-        waits = (m for m in self._open.values() if m.asked and not m.outcome)
+        waits = (m for m in self._open.values() if m.is_ask and not m.outcome)
         return sum(m.by.ended_at is None for m in waits)
 
     def missing_remembered(self) -> str:

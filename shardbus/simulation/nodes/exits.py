@@ -57,11 +57,11 @@ class UncleanExits:
             for node in _declared_dead(process):
                 self._ends.setdefault(node, NodeExit(now - CHECK_EVERY_S))
         for sim_node in self._world.all_nodes():
-            if sim_node.ended_at is not None and not sim_node.known:
+            if sim_node.ended_at is not None and not sim_node.end_noticed:
                 end = self._ends.setdefault(sim_node.process.id, NodeExit(sim_node.ended_at))
                 end.since = min(end.since, sim_node.ended_at)
                 if not self._still_a_member(sim_node.process.id):
-                    sim_node.known, end.over_at = True, now
+                    sim_node.end_noticed, end.over_at = True, now
 
     def _check_removed_nodes(self, now: float) -> None:
         """Check that removed nodes end: others have their shards by now."""

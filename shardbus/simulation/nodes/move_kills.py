@@ -93,8 +93,8 @@ class MoveKills:
         every = targets_of(mode)
         chosen = [target for target in every if str(target) == load.kill_at] or every
         self._waiting = [self._dice.choice(chosen) for _ in range(load.move_kills)]
-        self._seen: dict[SimNode, dict[SeenMove, None]] = {}
-        self._left: dict[tuple[str, str], NodeId] = {}
+        self._seen_moves: dict[SimNode, dict[SeenMove, None]] = {}
+        self._old_homes: dict[tuple[str, str], NodeId] = {}
         """By type and shard: the home that it leaves, for machines that do not keep it."""
         self._drained: SimNode | None = None
         self._begins_at = world.now + BEGINS_S
@@ -102,7 +102,7 @@ class MoveKills:
 
     def watch(self, sim_node: SimNode) -> None:
         """Look at the moves of this node after each of its turns."""
-        self._seen[sim_node] = {}
+        self._seen_moves[sim_node] = {}
         sim_node.loop.after_turn = lambda: self._look(sim_node)
 
     def heal(self) -> None:
@@ -116,10 +116,10 @@ class MoveKills:
         if not self._waiting:
             return
         now: dict[SeenMove, None] = dict.fromkeys(self._moves(sim_node))
-        before, self._seen[sim_node] = self._seen[sim_node], now
+        before, self._seen_moves[sim_node] = self._seen_moves[sim_node], now
         for seen in before:
             if seen.move.old is None and seen not in now:
-                self._left.pop((seen.entity_type, seen.move.shard), None)
+                self._old_homes.pop((seen.entity_type, seen.move.shard), None)
         if self._world.now < self._begins_at:
             return
         phases = {target.phase for target in self._waiting}
@@ -163,7 +163,7 @@ class MoveKills:
         if len(working) < len(VICTIMS) - 1:
             return None
         move = seen.move
-        old = move.old or self._left.get((seen.entity_type, move.shard))
+        old = move.old or self._old_homes.get((seen.entity_type, move.shard))
         ends = [node for node in (old, move.new) if node is not None]
         ruling = [r for r in working if _coordinator(r, seen.entity_type) is not None]
         others = [r for r in working if r.process.id not in ends]
@@ -188,9 +188,9 @@ class MoveKills:
                 if move.direct is not self._direct:
                     continue  # a direct move that was refused is tried again in mode `buffer`
                 if move.old is not None:
-                    self._left[name, move.shard] = move.old
+                    self._old_homes[name, move.shard] = move.old
                     yield SeenMove(name, move)
-                elif self._left.get((name, move.shard), move.new) != move.new:
+                elif self._old_homes.get((name, move.shard), move.new) != move.new:
                     yield SeenMove(name, move)
             for move in sim_node.node.regions[name].router.region.move_phases():
                 yield SeenMove(name, move)

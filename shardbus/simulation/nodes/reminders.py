@@ -65,7 +65,7 @@ class RemindingApplication(Protocol):
 class Effects:
     """The state of a `reminded-kept` entity: the deliveries that have had their effect."""
 
-    seen: dict[str, int] = field(default_factory=dict)
+    deliveries: dict[str, int] = field(default_factory=dict)
 
 
 class ReminderChecker:
@@ -142,12 +142,12 @@ class ReminderChecker:
 
     def on_effect(self, context: Context, reminder: Reminder, mark: str, effects: Effects) -> None:
         """Add the effect of a delivery to a state, before its save."""
-        if reminder.delivery in effects.seen and not self._world.store.lied:
+        if reminder.delivery in effects.deliveries and not self._world.store.lied:
             raise self._broken(f"{key_of(context)} has the effect of {reminder.delivery} twice")
-        effects.seen[reminder.delivery] = 1
+        effects.deliveries[reminder.delivery] = 1
         self._saving[mark] = (context.entity_type, key_of(context), reminder.delivery)
-        while len(effects.seen) > EFFECTS:
-            del effects.seen[next(iter(effects.seen))]
+        while len(effects.deliveries) > EFFECTS:
+            del effects.deliveries[next(iter(effects.deliveries))]
 
     def _broken(self, detail: str) -> Violation:
         violation = Violation("remind", detail)

@@ -117,7 +117,7 @@ class SimProcess:
         )
         self.ended_at: float | None = None
         self.ended_badly = False
-        self.known = False
+        self.end_noticed = False
         """True once all members have noticed its end."""
         self.hosts = False
         """True for a node."""

@@ -27,7 +27,7 @@ class SpareRepairs:
     def __init__(self, world: ReplicationWorld, spares: int) -> None:
         self.world = world
         self._spares = [world.blank() for _ in range(spares)]
-        self._heard: dict[tuple[int, int, int], float] = {}
+        self._heard_at: dict[tuple[int, int, int], float] = {}
         """When a disk, in one run, has heard another one last, or missed it first."""
         self._sights: dict[tuple[int, int], tuple[float, Sight]] = {}
         """The last report of a disk to another one, and when it came."""
@@ -59,13 +59,13 @@ class SpareRepairs:
 
     def _receive(self, replica: SimReplica, sender: int, sight: Sight) -> None:
         if replica.up:
-            self._heard[replica.disk, replica.run, sender] = self.world.now
+            self._heard_at[replica.disk, replica.run, sender] = self.world.now
             self._sights[replica.disk, sender] = self.world.now, sight
 
     def _sight(self, replica: SimReplica) -> Sight:
         now, away = self.world.now, dict[int, float]()
         for other in replica.place.ring.disks - {replica.disk}:
-            missed = now - self._heard.setdefault((replica.disk, replica.run, other), now)
+            missed = now - self._heard_at.setdefault((replica.disk, replica.run, other), now)
             if missed > SIGHT_S:
                 away[other] = missed
         serves = replica.accepted and replica.place.voting.issuperset(self.world.partitions)

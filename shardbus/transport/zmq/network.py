@@ -264,7 +264,7 @@ class _Dealer:
         self._name.renew(new_process=True)
 
     def _on_looked_up(self) -> None:
-        if self._to.learn(self._name.known.addresses):
+        if self._to.learn(self._name.known_name.addresses):
             self._move()
 
     def _move(self) -> None:

@@ -280,7 +280,7 @@ class PubSubSockets:
         self._messages.used()
 
     def _on_looked_up(self, publisher: _Publisher) -> None:
-        if publisher.to.learn(publisher.name.known.addresses):
+        if publisher.to.learn(publisher.name.known_name.addresses):
             self._connect(publisher)
 
     def _connect(self, publisher: _Publisher) -> None:

@@ -54,7 +54,7 @@ class HandshakeLimit:
 
     def __init__(self, burst: float = BURST, refill: float = REFILL_PER_S) -> None:
         self._burst, self._refill = burst, refill
-        self._left: dict[str, tuple[float, float]] = {}
+        self._attempts: dict[str, tuple[float, float]] = {}
         """Address to the attempts left, and when they were counted."""
         self._lock = threading.Lock()
 
@@ -62,18 +62,18 @@ class HandshakeLimit:
         """Count a connection of this address. Returns False if it is one too many."""
         with self._lock:
             left = self._now(address, now)
-            self._left[address] = (max(0.0, left - 1.0), now)
-            if len(self._left) > ADDRESSES_MAX:
-                del self._left[next(iter(self._left))]
+            self._attempts[address] = (max(0.0, left - 1.0), now)
+            if len(self._attempts) > ADDRESSES_MAX:
+                del self._attempts[next(iter(self._attempts))]
         return left >= 1.0
 
     def authenticated(self, address: str, now: float) -> None:
         """A connection of this address is authenticated: it does not count."""
         with self._lock:
-            self._left[address] = (min(self._burst, self._now(address, now) + 1.0), now)
+            self._attempts[address] = (min(self._burst, self._now(address, now) + 1.0), now)
 
     def _now(self, address: str, now: float) -> float:
-        left, then = self._left.pop(address, (self._burst, now))
+        left, then = self._attempts.pop(address, (self._burst, now))
         return min(self._burst, left + (now - then) * self._refill)
 
 

@@ -58,12 +58,12 @@ class Sentinels:
     async def complete(self) -> None:
         """Wait until the Sentinel knows the replica, and the replica follows."""
 
-        async def known() -> bool:
+        async def replica_known() -> bool:
             with self.sentinel.client() as client, self.replica.client() as replica:
                 follows = replica.info("replication")["master_link_status"] == "up"
                 return follows and bool(client.sentinel_slaves("lab"))
 
-        await until(known, "a replica that the Sentinel knows")
+        await until(replica_known, "a replica that the Sentinel knows")
 
     def stop_replication(self) -> None:
         """Have the replica get no further write."""

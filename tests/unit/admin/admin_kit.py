@@ -44,7 +44,7 @@ class Rpc:
 
     def __init__(self) -> None:
         self.answers: dict[tuple[NodeId, str], Any] = {}
-        self.asked: list[tuple[object, ...]] = []
+        self.questions: list[tuple[object, ...]] = []
         self.registered: dict[str, Any] = {}
         self.nodes = [ME, PEER, LOST]
 
@@ -55,7 +55,7 @@ class Rpc:
         self.registered[name] = answer
 
     async def ask(self, node: NodeId, question: str, *arguments: object, of: str = "") -> Any:
-        self.asked.append((node, question, *arguments))
+        self.questions.append((node, question, *arguments))
         if (node, question) not in self.answers:
             raise NodeLost(f"{node} is gone")
         answer = self.answers[node, question]
@@ -64,7 +64,7 @@ class Rpc:
         return answer
 
     async def ask_all(self, question: str, *arguments: object, of: str = "") -> dict[NodeId, Any]:
-        self.asked.append(("all", question, *arguments))
+        self.questions.append(("all", question, *arguments))
         return {n: a for (n, q), a in self.answers.items() if q == question}
 
 

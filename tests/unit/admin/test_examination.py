@@ -16,7 +16,7 @@ class Cluster:
     def __init__(self) -> None:
         self.picture, self.losses, self.now = healthy(), dict[NodeId, Any](), 100.0
 
-    async def found(self, examination: Examination) -> dict[str, bool]:
+    async def findings(self, examination: Examination) -> dict[str, bool]:
         """The checks that are found, each with whether it is confirmed."""
         answer: Any = await examination.examine(self.picture, self.losses)
         return {group["check"]: group["confirmed"] for group in answer["findings"]}
@@ -27,17 +27,17 @@ async def test_a_difference_between_pages_is_confirmed_once_it_has_lasted() -> N
     examination = Examination(lambda: cluster.now)
     of_type(cluster.picture, 1)["shards"].pop("1")
     update(member(cluster.picture, 1), suspended="suspended, because")
-    assert await cluster.found(examination) == {"suspended": True, "not-hosted": False}
+    assert await cluster.findings(examination) == {"suspended": True, "not-hosted": False}
     cluster.now += CONFIRM_S - 0.1
-    assert await cluster.found(examination) == {"suspended": True, "not-hosted": False}
+    assert await cluster.findings(examination) == {"suspended": True, "not-hosted": False}
     cluster.now += 0.1
-    assert await cluster.found(examination) == {"suspended": True, "not-hosted": True}
+    assert await cluster.findings(examination) == {"suspended": True, "not-hosted": True}
     broken, cluster.picture = cluster.picture, healthy()
-    assert await cluster.found(examination) == {}
+    assert await cluster.findings(examination) == {}
     cluster.picture = broken
-    assert await cluster.found(examination) == {"suspended": True, "not-hosted": False}, "anew"
+    assert await cluster.findings(examination) == {"suspended": True, "not-hosted": False}, "anew"
     cluster.now += BREAK_S + 1
-    assert await cluster.found(examination) == {"suspended": True, "not-hosted": False}, (
+    assert await cluster.findings(examination) == {"suspended": True, "not-hosted": False}, (
         "nothing is known of the time in between"
     )
 

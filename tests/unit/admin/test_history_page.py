@@ -74,12 +74,12 @@ async def test_a_node_that_was_never_asked_takes_the_hour_of_the_oldest() -> Non
     answer = await history_page.history(admin)
     assert received(answer) == [7, 2, 10]
     assert answer["ended"] == [{"node": str(LOST), "ago": 30.0}]
-    assert node.rpc.asked[0] == (PEER, "cluster_hour")
-    assert (PEER, QUESTION, int(now) - 3) in node.rpc.asked, "only what the keeper lacks"
+    assert node.rpc.questions[0] == (PEER, "cluster_hour")
+    assert (PEER, QUESTION, int(now) - 3) in node.rpc.questions, "only what the keeper lacks"
     await asyncio.sleep(STEP_S)
-    node.rpc.asked.clear()
+    node.rpc.questions.clear()
     await history_page.history(admin)
-    assert "cluster_hour" not in {question for _, question, *_ in node.rpc.asked}
+    assert "cluster_hour" not in {question for _, question, *_ in node.rpc.questions}
 
 
 async def test_without_an_answer_of_a_keeper_a_node_adds_what_the_members_have(
@@ -123,7 +123,7 @@ async def test_the_three_oldest_members_keep_the_hour(
     seen(node, *members)
     history_page.keep(admin)
     await asyncio.gather(*admin.tasks._tasks)
-    assert bool(node.rpc.asked) is keeps
+    assert bool(node.rpc.questions) is keeps
 
 
 async def test_a_node_that_leaves_or_is_no_member_keeps_nothing(node: FakeNode, admin: Any) -> None:

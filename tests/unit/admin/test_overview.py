@@ -58,7 +58,7 @@ async def test_members_with_their_briefs_and_one_that_is_cut_off_is_not_asked() 
     assert mine["types"] == BRIEF["types"]
     assert (peer["answered"], peer["reachable"], peer["vitals"]) == (False, True, None)
     assert (lost["answered"], lost["reachable"]) == (False, False)
-    assert (LOST, "brief") not in node.rpc.asked
+    assert (LOST, "brief") not in node.rpc.questions
     assert (mine["oldest"], peer["leader"]) == (True, True)
 
 
@@ -68,10 +68,10 @@ async def test_many_readers_cost_the_members_one_question() -> None:
     node.rpc.answers[ME, "brief"] = BRIEF
     pages = pages_of(node)
     await asyncio.gather(*(overviews.overview(pages) for _ in range(20)))
-    assert node.rpc.asked.count((ME, "brief")) == 1
+    assert node.rpc.questions.count((ME, "brief")) == 1
     await asyncio.sleep(overviews.OVERVIEW_FRESH_S)
     await overviews.overview(pages)
-    assert node.rpc.asked.count((ME, "brief")) == 2
+    assert node.rpc.questions.count((ME, "brief")) == 2
 
 
 @virtual
@@ -86,7 +86,7 @@ async def test_a_map_is_sent_once_for_each_version() -> None:
     await asyncio.sleep(overviews.MAP_FRESH_S)
     node.rpc.answers[ME, "shard_map"] = {"epoch": 3, "version": "3.1", "moving": 2}
     fresh = await overviews.shard_map(pages, PAGE, "")
-    assert node.rpc.asked[-1] == (ME, "shard_map", PAGE, "3.1")
+    assert node.rpc.questions[-1] == (ME, "shard_map", PAGE, "3.1")
     assert (fresh["shards"], fresh["moving"]) == (["1"], 2), "a page that was just opened gets all"
 
 
@@ -97,7 +97,7 @@ async def test_the_maps_of_several_types_come_together() -> None:
     pages = pages_of(node)
     page: Any = await overviews.shard_maps(pages, (f"{PAGE}=", f"{PAGE}=3.1"))
     assert [map_["shards"] for map_ in page["maps"]] == [["1"], None]
-    assert node.rpc.asked.count((ME, "shard_map", PAGE, "")) == 1
+    assert node.rpc.questions.count((ME, "shard_map", PAGE, "")) == 1
     with pytest.raises(UnknownEntityType):
         await overviews.shard_maps(pages, ("none=3.1",))
 

@@ -216,12 +216,12 @@ async def test_pages_of_entities_are_merged_and_name_who_is_silent(
     first = await entity_pages.entities(pages, PAGE, None, "", 2, None)
     assert [row["id"] for row in first["entities"]] == ["a", "b"]  # type: ignore[attr-defined]
     assert (first["next"], first["silent"]) == ("b", [str(LOST)])
-    assert node.rpc.asked[-1] == ("all", "entities", PAGE, "", "", "", 3)
+    assert node.rpc.questions[-1] == ("all", "entities", PAGE, "", "", "", 3)
     node.rpc.answers[ME, "entities"] = [["c", "1"]]
     node.rpc.answers[PEER, "entities"] = None  # the type is unknown there
     last = await entity_pages.entities(pages, PAGE, "1", "p", 2, "b")
     assert (len(last["entities"]), last["next"]) == (1, None)  # type: ignore[arg-type]
-    assert node.rpc.asked[-1] == ("all", "entities", PAGE, "1", "p", "b", 3)
+    assert node.rpc.questions[-1] == ("all", "entities", PAGE, "1", "p", "b", 3)
     with pytest.raises(ConfigError, match="has no shard '9'"):
         await entity_pages.entities(pages, PAGE, "9", "", 2, None)
 
@@ -274,7 +274,7 @@ async def test_N21_an_explanation_has_the_causes_by_the_figures_of_the_home(
     assert cause["cause"] == "slow_handler"
     assert "`add` takes 240 ms (p99), 3 messages wait" in cause["text"]
     assert page["figures"] == to_plain(FIGURES)
-    assert (PEER, "figures", PAGE, "2", "z") in node.rpc.asked
+    assert (PEER, "figures", PAGE, "2", "z") in node.rpc.questions
 
 
 @pytest.mark.parametrize("answer", [OLDER, None, {"busy": "many"}])
@@ -312,7 +312,7 @@ async def test_the_instance_that_is_shown_is_the_one_that_is_watched(
 
     monkeypatch.setattr(explanations, "where", where)
     await explanations.explain(pages, PAGE, "z")
-    assert (PEER, "figures", PAGE, "2", "z~3") in node.rpc.asked
+    assert (PEER, "figures", PAGE, "2", "z~3") in node.rpc.questions
 
 
 async def test_an_explained_shard_has_its_history_or_what_this_node_knows(
@@ -646,7 +646,7 @@ async def test_a_limit_is_shown_by_node_and_silent_nodes_are_named(
 async def test_a_limit_is_set_on_one_node_or_on_all(node: FakeNode, pages: Any) -> None:
     node.rpc.answers |= {(ME, "limit"): [9, 7, 3], (PEER, "limit"): None}
     await entity_pages.set_limit(pages, PAGE, 9, None)
-    assert node.rpc.asked[-1] == ("all", "limit", PAGE, 9)
+    assert node.rpc.questions[-1] == ("all", "limit", PAGE, 9)
     page = await entity_pages.set_limit(pages, PAGE, 9, "self")
     assert (len(page["nodes"]), page["silent"]) == (1, [])  # type: ignore[arg-type]
     with pytest.raises(Refused, match="hosts no 'page'"):
@@ -678,7 +678,7 @@ async def test_a_plan_names_members_and_lists_moves(node: FakeNode, pages: Any) 
         **pace,
     }
     page = await shard_pages.plan(pages, PAGE, 1, (str(PEER.address),))
-    assert node.rpc.asked[-1] == (ME, "plan", PAGE, 1, [str(PEER)])
+    assert node.rpc.questions[-1] == (ME, "plan", PAGE, 1, [str(PEER)])
     assert page["moves"] == [{"shard": "2", "from": str(PEER), "to": str(ME)}]
     assert page["nodes"] == [{"node": str(ME), "before": 1, "after": 2}]
     with pytest.raises(ConfigError, match="no member is called"):
@@ -698,7 +698,7 @@ async def test_places_are_shown_beside_homes(node: FakeNode, pages: Any) -> None
     node.rpc.answers[ME, "place"] = {"places": {"10": "c:7355", "2": "c:7355"}}
     node.region.router.has_shard = lambda shard: True
     page: Any = await shard_pages.place(pages, PAGE, ("10=c:7355", "2=c:7355", "3="))
-    assert node.rpc.asked[0] == (
+    assert node.rpc.questions[0] == (
         ME, "place", PAGE, {"10": "c:7355", "2": "c:7355", "3": ""}
     )  # fmt: skip
     assert [(row["shard"], row["node"]) for row in page["places"]] == [

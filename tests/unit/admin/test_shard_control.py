@@ -19,7 +19,7 @@ class Around:
     """A control whose coordinator gives one answer and remembers the questions."""
 
     def __init__(self, answer: Any = None) -> None:
-        self.asked: list[tuple[object, ...]] = []
+        self.questions: list[tuple[object, ...]] = []
         self.answer = answer
         self.region: Any = SimpleNamespace(
             name=PAGE,
@@ -31,7 +31,7 @@ class Around:
 
     async def _ask(self, node: NodeId, question: str, *arguments: object, of: str) -> Any:
         assert (node, arguments[0], of) == (NODE, PAGE, PAGE)
-        self.asked.append((question, *arguments[1:]))
+        self.questions.append((question, *arguments[1:]))
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -61,7 +61,7 @@ async def test_without_a_coordinator_no_node_is_asked() -> None:
     around.region.coordinator = None
     with pytest.raises(Refused, match="not known yet"):
         await around.control.ask(PAGE, "table")
-    assert around.asked == []
+    assert around.questions == []
 
 
 async def test_an_unknown_type_and_a_lost_node_are_named() -> None:
@@ -102,13 +102,13 @@ async def test_a_refusal_of_the_coordinator_is_raised_as_it_was_there(
 async def test_rebalancing_is_checked_paused_or_bounded(named: Any, question: Any) -> None:
     around = Around({"paused": False})
     assert await around.control.rebalance(PAGE, **named) == {"paused": False}
-    assert around.asked == [question]
+    assert around.questions == [question]
 
 
 async def test_shards_are_stopped_once_each() -> None:
     around = Around({"stopped": ["2"], "stopping": ["1"]})
     assert await around.control.stop(PAGE, ["2", "1", "2"]) == around.answer
-    assert around.asked == [("stop", ["2", "1"])]
+    assert around.questions == [("stop", ["2", "1"])]
 
 
 async def test_places_are_read_and_set() -> None:
@@ -116,7 +116,7 @@ async def test_places_are_read_and_set() -> None:
     places = {"1": Address("b", 7355)}
     assert await around.control.places(PAGE) == places
     assert await around.control.place(PAGE, {"1": Address("b", 7355), "2": None}) == places
-    assert around.asked == [("places",), ("place", {"1": "b:7355", "2": ""})]
+    assert around.questions == [("places",), ("place", {"1": "b:7355", "2": ""})]
 
 
 async def test_shards_that_the_type_does_not_have_or_too_many_are_refused_here() -> None:
@@ -131,5 +131,5 @@ async def test_shards_that_the_type_does_not_have_or_too_many_are_refused_here()
     ):
         with pytest.raises(ConfigError, match=r"has no shard 'x'|at most"):
             await call
-    assert around.asked == []
+    assert around.questions == []
     await control.stop(PAGE, too_many[:-1])

@@ -109,13 +109,13 @@ class Answers:
 
     def __init__(self, *answers: dict[str, Any] | CommandFailure | type[BaseException]) -> None:
         self.answers = list(answers)
-        self.asked: list[tuple[str, dict[str, object]]] = []
+        self.requests: list[tuple[str, dict[str, object]]] = []
         self.slept: list[float] = []
 
     def read(self, node: NodeHttp, *path: str, **query: object) -> dict[str, Any]:
         if path[-1] == "nodes":
             return {"nodes": [{"node": A, "http": "a:1"}]}
-        self.asked.append((node.url, query))
+        self.requests.append((node.url, query))
         answer = self.answers.pop(0)
         if isinstance(answer, dict):
             return answer
@@ -161,8 +161,8 @@ def test_it_follows_until_ctrl_c(cluster, capsys) -> None:
     assert run(["events", "--follow", "--every", "2s"]) == ExitCode.OK
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["1", "2"]
     assert made.slept == [2.0, 2.0]
-    assert made.asked[0][1]["within"] is None
-    assert made.asked[1][1]["within"] >= events.OVERLAP_S
+    assert made.requests[0][1]["within"] is None
+    assert made.requests[1][1]["within"] >= events.OVERLAP_S
 
 
 def test_a_closed_pipe_ends_it(url: str) -> None:

@@ -36,7 +36,7 @@ class Node:
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port = self._server.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self.asked: list[bytes] = []
+        self.requests: list[bytes] = []
         self._answer = answer
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
@@ -48,7 +48,7 @@ class Node:
             except OSError:
                 return
             with connection:
-                self.asked.append(connection.recv(4096))
+                self.requests.append(connection.recv(4096))
                 connection.sendall(self._answer)
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ def test_a_health_check_imports_few_modules(node: Node, more: list[str]) -> None
     assert not {name.partition(".")[0] for name in modules} & HEAVY
     assert len(modules) <= IMPORTED_MAX, sorted(modules)
     assert "encodings.idna" not in modules
-    assert len(node.asked) == 1
+    assert len(node.requests) == 1
 
 
 def test_help_imports_no_library_of_a_node() -> None:
@@ -157,7 +157,7 @@ def test_a_silent_node_is_unreachable_after_one_timeout(
 def test_the_url_comes_from_the_environment(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDBUS_NODE_URL", f"127.0.0.1:{node.port}")
     assert health.plain([]) == ExitCode.OK
-    assert node.asked[0].startswith(b"GET /readyz HTTP/1.0\r\n")
+    assert node.requests[0].startswith(b"GET /readyz HTTP/1.0\r\n")
 
 
 @pytest.mark.parametrize(

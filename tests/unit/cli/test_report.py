@@ -26,11 +26,11 @@ class Node:
     """In the place of a node's HTTP: its answer to each page."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **answers: str | CommandFailure) -> None:
-        self.asked: list[str] = []
+        self.read_pages: list[str] = []
         self.answers = answers
 
         def get(node: NodeHttp, *path: str, **query: object) -> str:
-            self.asked.append(path[-1])
+            self.read_pages.append(path[-1])
             answer = self.answers.get(path[-1], "{}")
             if isinstance(answer, CommandFailure):
                 raise answer
@@ -58,14 +58,14 @@ def test_a_node_that_is_silent_is_asked_for_nothing_else(monkeypatch: pytest.Mon
     failure = silent(NODE.url, "no answer within 5 s")
     node = Node(monkeypatch, cluster=failure)
     assert set(_read("here", NODE, PAGES, LATER).values()) == {failure}
-    assert node.asked == ["cluster"]
+    assert node.read_pages == ["cluster"]
 
 
 def test_once_the_time_is_over_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node(monkeypatch)
     texts = _read("here", NODE, PAGES, 0.0)
     assert {str(text) for text in texts.values()} == {f"not read within {DEADLINE_S:g} s"}
-    assert node.asked == []
+    assert node.read_pages == []
 
 
 def test_a_name_stays_in_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:

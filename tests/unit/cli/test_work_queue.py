@@ -28,11 +28,11 @@ class FakeQueue:
     """Answers as a queue with three items, two of them set aside."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[object, ...]] = []
+        self.calls: list[tuple[object, ...]] = []
         self.answer: object = None
 
     def answer_of(self, node, entity_type, entity_id, method, values, timeout, secret):
-        self.asked.append((entity_type, entity_id, method, *values))
+        self.calls.append((entity_type, entity_id, method, *values))
         if self.answer is not None:
             return self.answer
         if method != "show":
@@ -77,7 +77,7 @@ def test_a_queue_is_shown_with_its_figures_and_hostile_errors_are_text(shell, ur
     assert "12 confirmed, 0 dropped; 1 worker waits, 0 puts wait" in shell.err
     assert shell("queue", "show", "emails", "main", "--place", "aside", "--json") == ExitCode.OK
     assert [one["number"] for one in json.loads(shell.out)["items"]] == [1, 7]
-    assert queue.asked == [
+    assert queue.calls == [
         ("emails", "main", "show", 5, ""),
         ("emails", "main", "show", 100, "aside"),
     ]
@@ -88,7 +88,7 @@ def test_an_entity_of_another_type_is_no_queue(shell, url, queue):
     for command in ("show", "retry", "drop"):
         assert shell("queue", command, "counter", "main") == ExitCode.REFUSED
         assert "'counter' is no type of queues" in shell.err
-    assert queue.asked == []
+    assert queue.calls == []
     assert shell("queue", "show", "older", "main") == ExitCode.OK
 
 
@@ -96,7 +96,7 @@ def test_items_are_ready_again_all_or_some(shell, url, queue):
     assert shell("queue", "retry", "emails", "main") == ExitCode.OK
     assert "2 items ready again" in shell.err
     assert shell("queue", "retry", "emails", "main", "7") == ExitCode.OK
-    assert [one for one in queue.asked if one[2] == "retry"] == [
+    assert [one for one in queue.calls if one[2] == "retry"] == [
         ("emails", "main", "retry", [1, 7]),
         ("emails", "main", "retry", [7]),
     ]
@@ -107,7 +107,7 @@ def test_items_are_ready_again_all_or_some(shell, url, queue):
 def test_nothing_is_removed_without_yes(shell, url, queue):
     assert shell("queue", "drop", "emails", "main", "7") == ExitCode.OK
     assert "1 item would be removed: repeat with --yes" in shell.err
-    assert not any(one[2] == "drop" for one in queue.asked)
+    assert not any(one[2] == "drop" for one in queue.calls)
     assert shell("queue", "drop", "emails", "main", "7", "--yes") == ExitCode.OK
     assert "1 item removed" in shell.err
-    assert queue.asked[-1] == ("emails", "main", "drop", [7])
+    assert queue.calls[-1] == ("emails", "main", "drop", [7])

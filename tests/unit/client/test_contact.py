@@ -33,7 +33,7 @@ class Seeker:
 
     def on_control(self, session: object, control: object) -> None: ...
 
-    async def found(self) -> list[NodeId]:
+    async def seek(self) -> list[NodeId]:
         self.contact.seek()
         await self.contact.until_found()
         return self.chosen
@@ -42,7 +42,7 @@ class Seeker:
 @virtual
 async def test_a_node_that_answers_is_chosen_and_reported() -> None:
     seeker = Seeker(World(A), A)
-    assert await seeker.found() == [A]
+    assert await seeker.seek() == [A]
     assert seeker.contact.session is seeker.endpoint.sessions()[0]
 
 
@@ -54,7 +54,7 @@ async def test_a_silent_node_is_given_up_after_three_seconds() -> None:
         world.tried = []
         seeker = Seeker(world, A, B, seed=seed)
         began = asyncio.get_running_loop().time()
-        assert await seeker.found() == [B]
+        assert await seeker.seek() == [B]
         waited = asyncio.get_running_loop().time() - began
         assert round(waited, 2) == (CONTACT_WAIT_S if world.tried[0] == A.address else 0.0)
 
@@ -99,7 +99,7 @@ async def test_a_member_that_leaves_is_not_tried() -> None:
         world = World(A, B)
         seeker = Seeker(world, C, A, seed=seed)
         seeker.contact.members, seeker.contact.leaving = (A, B), {A}
-        assert await seeker.found() == [B]
+        assert await seeker.seek() == [B]
         assert A.address not in world.tried
 
 
@@ -107,7 +107,7 @@ async def test_a_member_that_leaves_is_not_tried() -> None:
 async def test_a_node_that_leaves_is_tried_if_there_is_no_other() -> None:
     seeker = Seeker(World(A), A)
     seeker.contact.leaving = {A}
-    assert await seeker.found() == [A]
+    assert await seeker.seek() == [A]
 
 
 @virtual
@@ -118,9 +118,9 @@ async def test_an_open_session_is_preferred_unless_its_node_leaves() -> None:
         seeker.endpoint.session_to(node.address)
     await asyncio.sleep(0.01)
     seeker.contact.leaving = {A}
-    assert await seeker.found() == [B]
+    assert await seeker.seek() == [B]
     seeker.contact.leaving = set()
-    assert await seeker.found() == [B, A]
+    assert await seeker.seek() == [B, A]
 
 
 @virtual
@@ -156,7 +156,7 @@ async def test_a_node_without_room_is_asked_again_later_and_names_itself_meanwhi
 @virtual
 async def test_a_refusal_is_ignored_once_there_is_a_contact() -> None:
     seeker = Seeker(World(A), A)
-    await seeker.found()
+    await seeker.seek()
     seeker.contact.on_refused("the cluster is named mart")
     assert seeker.contact.refused == ""
     with pytest.raises(NodeLost, match=r"no node of cluster 'shop' answers at 10\.0\.0\.1:7355"):

@@ -318,11 +318,11 @@ class Bench:
         known = delivered + self.host.waiting + sum(counts.dropped.values())
         return counts.accepted + counts.own_dropped - known - self.passed_on
 
-    def take_left(self) -> list[tuple[str, Message]]:
+    def take_unhandled(self) -> list[tuple[str, Message]]:
         """Take the messages that go on to the next home of the shard."""
-        left = self.host.draining.take_left(self.SHARD)
-        self.passed_on += len(left)
-        return left
+        unhandled = self.host.draining.take_unhandled(self.SHARD)
+        self.passed_on += len(unhandled)
+        return unhandled
 
     @property
     def dropped(self) -> dict[str, int]:

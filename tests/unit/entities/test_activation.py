@@ -113,7 +113,7 @@ def test_a_context_is_as_small_as_its_activation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("corr", "name", "is_own"),
+    ("corr", "name", "ends"),
     [
         (Origin.OWN, "hit", True),
         (Origin.UNREPORTED, "hit", False),
@@ -123,9 +123,9 @@ def test_a_context_is_as_small_as_its_activation() -> None:
     ],
 )
 def test_messages_of_timers_and_work_end_with_the_activation(
-    corr: int, name: str, is_own: bool
+    corr: int, name: str, ends: bool
 ) -> None:
-    assert message(corr, name).own is is_own
+    assert message(corr, name).ends_with_activation is ends
 
 
 @pytest.mark.parametrize(

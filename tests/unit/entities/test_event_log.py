@@ -623,7 +623,7 @@ async def test_a_fold_that_fails_is_a_failure_and_no_answer(
         state: Balance
 
         @event
-        def known(self, event: Known) -> Any:
+        def on_known(self, event: Known) -> Any:
             self.state.seen.append(event.n)
             if not fails or event.n != 2:
                 return None
@@ -781,7 +781,7 @@ async def test_events_that_cannot_be_stored_change_nothing() -> None:
         state: Balance
 
         @event
-        def known(self, event: Known) -> None:
+        def on_known(self, event: Known) -> None:
             self.state.amount += event.n
 
         @handler
@@ -892,7 +892,7 @@ def test_what_is_wrong_in_a_class_is_said_where_it_is_declared() -> None:
                 """Nothing."""
 
             @event
-            def one(self, event: Deposited) -> None:
+            def on_deposited(self, event: Deposited) -> None:
                 """Nothing."""
 
             @event
@@ -910,5 +910,5 @@ def test_what_is_wrong_in_a_class_is_said_where_it_is_declared() -> None:
                 """Nothing."""
 
             @event
-            def one(self, event: Deposited) -> None:
+            def on_deposited(self, event: Deposited) -> None:
                 """Nothing."""

@@ -73,13 +73,13 @@ class Runner:
 
     def receive(self, activation: Any, message: Any, *, counts: bool) -> None:
         assert not counts, "news keep no entity in memory"
-        assert message.own
+        assert message.ends_with_activation
         self.messages.append((activation, message))
 
     def handle(self) -> None:
         messages, self.messages = self.messages, []
         for activation, message in messages:
-            message.invoker.function(activation.entity, message.invoker.one(b""))
+            message.invoker.function(activation.entity, message.invoker.decode_message(b""))
 
 
 class Saver:

@@ -290,7 +290,7 @@ async def test_all_of_them_used_in_each_tick_do_not_keep_more_in_memory() -> Non
 async def test_a_type_without_a_limit_keeps_nothing_about_its_entities() -> None:
     b = bench(Log())
     await use(b, "a b c")
-    assert b.host.passivator._known == {}
+    assert b.host.passivator._last_uses == {}
     assert not b.host.passivator.limited
 
 
@@ -300,11 +300,11 @@ async def test_the_policy_forgets_entities_that_left(strategy: str) -> None:
     await use(b, " ".join(f"e{n}" for n in range(50)))
     policy = b.host.passivator._policy
     assert policy is not None
-    assert len(policy) == len(b.host.passivator._known) == 20
+    assert len(policy) == len(b.host.passivator._last_uses) == 20
     for _ in range(5):
         b.pass_ticks(300)
     await turns()
-    assert b.host.entities == len(policy) == len(b.host.passivator._known) == 0
+    assert b.host.entities == len(policy) == len(b.host.passivator._last_uses) == 0
 
 
 # Beside each other

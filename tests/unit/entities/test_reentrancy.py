@@ -27,28 +27,28 @@ def future() -> asyncio.Future[Any]:
 
 async def test_an_ask_that_comes_back_closes_the_cycle() -> None:
     a, b = CallChain(A, 1, ()), CallChain(B, 2, [(*A, 1)])
-    a.asked(B, future())
-    b.asked(A, future())
+    a.note_ask(B, future())
+    b.note_ask(A, future())
     assert a.closed_by(b.chain) == (A, B, A)
     assert b.closed_by(a.chain) is None
 
 
 async def test_an_entity_that_asks_itself_closes_the_cycle() -> None:
     a = CallChain(A, 1, ())
-    a.asked(A, future())
+    a.note_ask(A, future())
     assert a.closed_by(a.chain) == (A, A)
 
 
 async def test_an_entity_before_the_cycle_is_not_named() -> None:
     a = CallChain(A, 1, [(*C, 9)])
-    a.asked(B, future())
+    a.note_ask(B, future())
     b = CallChain(B, 2, a.chain)
     assert a.closed_by(b.chain) == (A, B, A)
 
 
 async def test_another_run_of_the_same_entity_is_not_on_the_chain() -> None:
     before, now = CallChain(A, 1, ()), CallChain(A, 2, ())
-    now.asked(B, future())
+    now.note_ask(B, future())
     assert now.closed_by(CallChain(B, 3, before.chain).chain) is None
 
 
@@ -57,8 +57,8 @@ async def test_a_handler_with_its_answer_or_timeout_does_not_wait() -> None:
     chain = CallChain(B, 2, a.chain).chain
     assert a.closed_by(chain) is None  # it never asked B
     answer = future()
-    a.asked(B, answer)
-    a.asked(C, future())
+    a.note_ask(B, answer)
+    a.note_ask(C, future())
     assert a.closed_by(chain) == (A, B, A)
     answer.cancel()
     assert a.closed_by(chain) is None
@@ -66,7 +66,7 @@ async def test_a_handler_with_its_answer_or_timeout_does_not_wait() -> None:
 
 async def test_a_chain_keeps_the_last_waiting_entities() -> None:
     asking = first = CallChain(("page", "0"), 0, ())
-    first.asked(("page", "1"), future())
+    first.note_ask(("page", "1"), future())
     for n in range(1, CHAIN_MAX):
         asking = CallChain(("page", str(n)), n, asking.chain)
     assert first.closed_by(asking.chain) is not None
@@ -78,11 +78,11 @@ async def test_a_chain_keeps_the_last_waiting_entities() -> None:
 
 async def test_answered_asks_are_forgotten_in_time() -> None:
     a, waiting = CallChain(A, 1, ()), future()
-    a.asked(B, waiting)
+    a.note_ask(B, waiting)
     for n in range(10 * KEPT_MIN):
         answered = future()
         answered.set_result(n)
-        a.asked(("page", str(n)), answered)
+        a.note_ask(("page", str(n)), answered)
     assert len(a._asks) <= KEPT_MIN
     assert a.closed_by(CallChain(B, 2, a.chain).chain) == (A, B, A)
 

@@ -483,11 +483,11 @@ async def test_a_constructor_that_fails_is_repeated_too() -> None:
 async def test_the_context_is_there_before_the_constructor() -> None:
     class Curious(Entity):
         def __init__(self) -> None:
-            self.known = self.context.entity_id, self.context.entity_type, self.context.fence
+            self.facts = self.context.entity_id, self.context.entity_type, self.context.fence
 
         @handler
         def get(self) -> list[object]:
-            return [*self.known, self.context.shard_id, self.context.node, self.context.sender]
+            return [*self.facts, self.context.shard_id, self.context.node, self.context.sender]
 
     b = bench(Curious)
     assert await b.ask("e", "get") == ["e", "thing", 7, "0", "n1", "tester"]

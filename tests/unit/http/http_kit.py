@@ -21,12 +21,12 @@ class FakeNode(PageDouble):
     cluster_name = "shop"
 
     def __init__(self) -> None:
-        self.asked: list[tuple[object, ...]] = []
+        self.requests: list[tuple[object, ...]] = []
         self.failure: Exception | None = None
         self.more = asyncio.Event()
 
     async def answer(self, page: str, *values: object) -> Json:
-        self.asked.append((page, *values))
+        self.requests.append((page, *values))
         if self.failure:
             raise self.failure
         return await super().answer(page, *values)

@@ -80,7 +80,7 @@ async def test_a_bad_id_or_page_size_is_the_callers_error(client, node, path):
     answer = await client.get(path)
     assert answer.status_code == 400
     assert set(answer.json()["error"]) == {"code", "message", "hint"}
-    assert node.asked == []
+    assert node.requests == []
 
 
 async def test_no_page_is_changed_by_another_method(client, node):
@@ -90,7 +90,7 @@ async def test_no_page_is_changed_by_another_method(client, node):
     for path in (f"/v1/nodes/{ME}/leave", "/v1/nodes/self/down"):
         answer = await client.get(path.replace("#", "%23"))
         assert answer.status_code == 405
-    assert node.asked == []
+    assert node.requests == []
 
 
 async def test_readiness_and_liveness_are_apart(client, node):
@@ -130,7 +130,7 @@ async def test_a_write_with_the_token_reaches_the_node(node):
         bad = await client.post(f"/v1/nodes/{quoted}/down?force=1", headers=BEARER)
         assert bad.status_code == 400
     downs = [("down", ME, False), ("down", ME, True)]
-    assert node.asked == [("leave", "self"), ("leave", ME), *downs]
+    assert node.requests == [("leave", "self"), ("leave", ME), *downs]
 
 
 async def test_B85_limits_are_read_by_all_and_written_by_few(node):
@@ -144,7 +144,7 @@ async def test_B85_limits_are_read_by_all_and_written_by_few(node):
             answer = await client.post(f"/v1/limit/x?{good}", headers=BEARER)
             assert answer.status_code == 200
     calls = [("limits", "x"), ("set_limit", "x", 5, None), ("set_limit", "x", 0, "a:1")]
-    assert node.asked == calls
+    assert node.requests == calls
 
 
 async def test_stored_ids_are_read_and_states_are_written_by_few(node, monkeypatch):
@@ -160,7 +160,7 @@ async def test_stored_ids_are_read_and_states_are_written_by_few(node, monkeypat
             assert answer.status_code == 400
         assert (await client.delete("/v1/state/x/a?revision=7f", headers=BEARER)).status_code == 200
     who = "operator at 127.0.0.1"
-    assert node.asked == [
+    assert node.requests == [
         ("stored", "x", None, "a", 1000, None),
         ("set_state", "x", "a/b", {"n": 1}, who, ""),
         ("remove_state", "x", "a", who, "7f", False),
@@ -184,7 +184,7 @@ async def test_B149_a_stored_state_is_read_by_operators_alone(node, settings, to
     assert answer.status_code == status
     assert why in answer.text
     expected = [("state", "x", "a/b", "operator at 127.0.0.1", True)] if status == 200 else []
-    assert node.asked == expected
+    assert node.requests == expected
 
 
 async def test_B166_dead_letters_are_read_by_all_and_replayed_by_few(node):
@@ -200,7 +200,7 @@ async def test_B166_dead_letters_are_read_by_all_and_replayed_by_few(node):
             answer = await client.post(f"/v1/dead-letters/replay?{bad}", headers=BEARER)
             assert answer.status_code == 400
     who = "operator at 127.0.0.1"
-    assert node.asked == [
+    assert node.requests == [
         ("dead_letters", "", "", 0.0, 100),
         ("dead_letters", "x", "failed", 60.0, 1000),
         ("replay", who, (), "x", "failed", 60.0, 1000, False, True),
@@ -215,7 +215,7 @@ async def test_plans_are_read_and_rebalances_are_writes(node):
             assert (await client.get(f"/v1/plan/x?{bad}")).status_code == 400
         assert (await client.post("/v1/rebalance/x")).status_code == 403
         assert (await client.post("/v1/rebalance/x", headers=BEARER)).status_code == 200
-    assert node.asked == [("plan", "x", 2, ("a:1", "b:2")), ("rebalance", "x", None, None)]
+    assert node.requests == [("plan", "x", 2, ("a:1", "b:2")), ("rebalance", "x", None, None)]
 
 
 async def test_B77_rebalancing_is_paused_and_slowed_by_writes(node):
@@ -228,7 +228,7 @@ async def test_B77_rebalancing_is_paused_and_slowed_by_writes(node):
             answer = await client.post(f"/v1/rebalance/x?{bad}", headers=BEARER)
             assert answer.status_code == 400
     calls = [(True, None), (False, 5), (None, 0)]
-    assert node.asked == [("rebalance", "x", *arguments) for arguments in calls]
+    assert node.requests == [("rebalance", "x", *arguments) for arguments in calls]
 
 
 async def test_B63_shards_are_stopped_by_writes(node):
@@ -238,7 +238,7 @@ async def test_B63_shards_are_stopped_by_writes(node):
         assert (await client.post(path, headers=BEARER)).status_code == 200
         for bad in ("?shard=", "?shard=%00"):
             assert (await client.post(f"/v1/stop/x{bad}", headers=BEARER)).status_code == 400
-    assert node.asked == [("stop", "x", ("3", "a/b"))]
+    assert node.requests == [("stop", "x", ("3", "a/b"))]
 
 
 async def test_B69_places_are_read_and_told_by_writes(node):
@@ -248,7 +248,7 @@ async def test_B69_places_are_read_and_told_by_writes(node):
         assert (await client.post(path)).status_code == 403
         assert (await client.post(path, headers=BEARER)).status_code == 200
     places = ("7=10.0.0.3:7355", "a=b=c:1", "8=")
-    assert node.asked == [("places", "x"), ("place", "x", places)]
+    assert node.requests == [("places", "x"), ("place", "x", places)]
 
 
 async def test_a_member_is_cordoned_and_drained_by_writes(node):
@@ -259,7 +259,7 @@ async def test_a_member_is_cordoned_and_drained_by_writes(node):
         for action in ("cordon", "uncordon", "drain"):
             answer = await client.post(f"/v1/nodes/{quoted}/{action}", headers=BEARER)
             assert answer.status_code == 200
-    assert node.asked == [(action, ME) for action in ("cordon", "uncordon", "drain")]
+    assert node.requests == [(action, ME) for action in ("cordon", "uncordon", "drain")]
 
 
 async def test_a_region_is_shut_down_by_a_write_that_names_its_type(node):
@@ -268,7 +268,7 @@ async def test_a_region_is_shut_down_by_a_write_that_names_its_type(node):
         assert (await client.post(f"{path}?type=page")).status_code == 403
         assert (await client.post(path, headers=BEARER)).status_code == 400
         assert (await client.post(f"{path}?type=page", headers=BEARER)).status_code == 200
-    assert node.asked == [("shutdown_region", "self", "page")]
+    assert node.requests == [("shutdown_region", "self", "page")]
 
 
 async def test_the_cluster_is_joined_and_stopped_by_writes(node):
@@ -278,7 +278,7 @@ async def test_the_cluster_is_joined_and_stopped_by_writes(node):
     async with client_of(node, WRITE) as client:
         for path in ("join?seed=a:1&seed=b:2", "join", "shutdown"):
             assert (await client.post(f"/v1/cluster/{path}", headers=BEARER)).status_code == 200
-    assert node.asked == [("join", ("a:1", "b:2")), ("join", ()), ("shut_down",)]
+    assert node.requests == [("join", ("a:1", "b:2")), ("join", ()), ("shut_down",)]
 
 
 async def test_events_come_as_they_happen_and_only_so_many_may_listen(node):

@@ -76,7 +76,7 @@ async def test_the_page_needs_no_token_and_its_data_does(host: str) -> None:
         for path in ("/ui/none.js", "/ui/index.html", "/ui/", "/ui/..%2Fpage.py"):
             assert (await client.get(path)).status_code == 404
         assert (await client.get("/v1/overview")).status_code == 401
-        assert node.asked == []
+        assert node.requests == []
         bearer = {"authorization": f"Bearer {OPERATOR}"}
         assert (await client.get("/v1/overview", headers=bearer)).status_code == 200
 

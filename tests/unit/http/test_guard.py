@@ -44,7 +44,7 @@ async def test_a_write_without_permission_is_forbidden(node, settings, headers):
         answer = await client.post("/v1/nodes/self/leave", headers=headers)
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden")
     assert "open sesame" not in answer.text
-    assert node.asked == []
+    assert node.requests == []
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ async def test_only_own_names_are_answered(node, bound, host, status, page):
     if status == 403:
         assert answer.json()["error"]["code"] == "foreign_host"
         assert "http.allowed_hosts" in answer.json()["error"]["hint"]
-        assert node.asked == []
+        assert node.requests == []
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ async def test_requests_of_other_origins_pages_are_refused(node, headers, status
         assert answer.status_code == status
     if status == 403:
         assert answer.json()["error"]["code"] == "cross_site"
-        assert node.asked == []
+        assert node.requests == []
 
 
 PAGES = (

@@ -6,7 +6,7 @@ import pytest
 
 from shardbus.ids import Address, NodeId
 from shardbus.membership.claim_record import (
-    KNOWN_MAX,
+    CONTACTS_MAX,
     MEMBERS_MAX,
     SHOWN,
     ClaimRecord,
@@ -42,9 +42,13 @@ def gossip_of(count: int) -> Gossip:
 
 
 def test_the_record_has_a_bound_and_says_if_it_leaves_members_out() -> None:
-    addresses = tuple(Address(f"k{n}", 1) for n in range(2 * KNOWN_MAX))
+    addresses = tuple(Address(f"k{n}", 1) for n in range(2 * CONTACTS_MAX))
     whole = record_of(gossip_of(MEMBERS_MAX), 1, 1, 1, addresses)
-    assert (len(whole.members), len(whole.known), whole.complete) == (MEMBERS_MAX, KNOWN_MAX, True)
+    assert (len(whole.members), len(whole.contacts), whole.complete) == (
+        MEMBERS_MAX,
+        CONTACTS_MAX,
+        True,
+    )
     more = record_of(gossip_of(MEMBERS_MAX + 1), 1, 1, 1, ())
     assert (len(more.members), more.complete) == (MEMBERS_MAX, False)
 

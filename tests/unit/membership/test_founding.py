@@ -273,10 +273,10 @@ def test_the_record_names_members_in_the_order_of_leaders_and_who_belongs_to_the
     mine.on_members(gossip, 0.0)
     first, second = mine.write(gossip).record, mine.write(gossip).record
     assert first.members == tuple(sorted(node.address for node in gossip.members))
-    assert {B, C} <= {*first.members, *first.known}
+    assert {B, C} <= {*first.members, *first.contacts}
     assert first.beat != second.beat
     left = mine.write(members(0)).record
-    assert set(first.members) <= {*left.members, *left.known}, "a former member belongs to it"
+    assert set(first.members) <= {*left.members, *left.contacts}, "a former member belongs to it"
 
 
 # ---- a node that rejoins

@@ -42,7 +42,7 @@ class Watch:
     def __init__(self) -> None:
         self.others = OtherClusters(A, GREETING)
         self.others.watch([A.address, SEED], 0.0)
-        self.told: list[tuple[OtherCluster, ...]] = []
+        self.reports: list[tuple[OtherCluster, ...]] = []
 
     def ask(self, *answers: Any, gossip: Gossip = ALONE, sender: NodeId = NODE) -> bool:
         """Let the next question be due, and its answers come. Returns whether it was asked."""
@@ -53,7 +53,7 @@ class Watch:
             if self.others.asks(SEED):
                 effects += self.others.on_answer(gossip, sender, answer, SEED)
         events = [e.event for e in effects if isinstance(e, ev.Notice)]
-        self.told += [e.clusters for e in events if isinstance(e, OtherClustersChanged)]
+        self.reports += [e.clusters for e in events if isinstance(e, OtherClustersChanged)]
         return bool(questions)
 
 
@@ -61,11 +61,11 @@ def test_S3_29_a_seed_of_another_cluster_is_a_finding_at_its_second_answer() -> 
     watch = Watch()
     assert watch.others.deadline() == EVERY_S
     assert watch.ask(ACK, ACK)
-    assert watch.told == [], "two answers to one question are one"
+    assert watch.reports == [], "two answers to one question are one"
     assert watch.ask(ACK)
-    assert watch.told == [(FOUND,)]
+    assert watch.reports == [(FOUND,)]
     assert watch.ask(ACK)
-    assert watch.told == [(FOUND,)], "it is told once"
+    assert watch.reports == [(FOUND,)], "it is told once"
 
 
 @pytest.mark.parametrize(
@@ -85,14 +85,14 @@ def test_what_a_seed_answers_and_what_is_told(answers: list[Any], notices: list[
     watch = Watch()
     for answer in answers:
         assert watch.ask(*([] if answer is None else [answer]))
-    assert watch.told == notices
+    assert watch.reports == notices
 
 
 def test_a_seed_that_is_another_name_of_a_member_is_no_finding() -> None:
     watch = Watch()
     for _ in range(3):
         watch.ask(ACK, gossip=state(a=Status.UP, b=Status.UP), sender=B)
-    assert watch.told == []
+    assert watch.reports == []
 
 
 def test_a_seed_that_is_a_member_is_not_asked_and_ends_its_finding() -> None:
@@ -102,7 +102,7 @@ def test_a_seed_that_is_a_member_is_not_asked_and_ends_its_finding() -> None:
     joined = Gossip().with_members(A, *ALONE.members.values())
     joined = joined.with_members(A, next(iter(ALONE.members.values())).__class__(NODE, 7356))
     assert not watch.ask(gossip=joined)
-    assert watch.told == [(FOUND,), ()]
+    assert watch.reports == [(FOUND,), ()]
     assert not watch.others.asks(SEED)
 
 

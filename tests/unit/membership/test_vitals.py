@@ -114,7 +114,7 @@ def test_ten_of_a_hundred_nodes_show_two_thirds_of_them_and_five_looks_show_near
         for look in range(5):
             survey = Survey(NODES, rng)
             survey.record(_answers(survey.next_look()))
-            seen |= survey.found.keys()
+            seen |= survey.vitals.keys()
             once += len(seen) if look == 0 else 0
         after_five += len(seen)
     assert once / 400 == pytest.approx(100 * (1 - unseen), abs=1.0)
@@ -128,7 +128,7 @@ def test_one_survey_of_a_hundred_nodes_shows_nearly_all() -> None:
         while chosen := survey.next_look():
             survey.record(_answers(chosen))
     assert all(survey.looks <= LOOKS_MAX for survey in surveys)
-    assert sum(len(survey.found) for survey in surveys) / 100 > 99.5
+    assert sum(len(survey.vitals) for survey in surveys) / 100 > 99.5
 
 
 def test_a_survey_ends_when_every_node_is_known() -> None:
@@ -151,7 +151,7 @@ def test_the_younger_answer_about_a_node_is_used_and_strangers_are_ignored() -> 
     survey = Survey([A], random.Random(3))
     survey.record([{A: (Vitals(rate=1.0), 9.0), B: (BUSY, 0.0)}, {A: (BUSY, 0.5)}])
     survey.record([{A: (Vitals(rate=2.0), 0.6)}])
-    assert survey.found == {A: (BUSY, 0.5)}
+    assert survey.vitals == {A: (BUSY, 0.5)}
 
 
 def test_a_member_whose_build_cannot_read_vitals_gets_none() -> None:

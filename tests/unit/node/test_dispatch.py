@@ -91,7 +91,9 @@ class Around:
                 received=lambda node, message: self.log.append(("coordinator", node, message))
             ),
         )
-        rpc: Any = SimpleNamespace(asked=lambda s, run: self.log.append(("question", run)))
+        rpc: Any = SimpleNamespace(
+            answer_questions=lambda s, run: self.log.append(("question", run))
+        )
         drops: Any = SimpleNamespace(
             mark=lambda session: 0,
             mark_forwarded=lambda session, via: FORWARDED,

@@ -34,7 +34,7 @@ class Session:
     def __init__(self) -> None:
         self.lost: RequestError | None = None
         self.permissions = NODE
-        self.asked: list[tuple[object, ...]] = []
+        self.questions: list[tuple[object, ...]] = []
         self.replies: dict[int, Any] = {}
         self.failures: dict[int, Exception] = {}
         self.outbox = self
@@ -48,7 +48,7 @@ class Session:
         waiting: asyncio.Future[Any],
         decode: Any,
     ) -> None:
-        self.asked.append((key, decode_value(payload), timeout_ms))
+        self.questions.append((key, decode_value(payload), timeout_ms))
         self.waiting = waiting
 
     def reply(self, corr: int, payload: bytes) -> None:
@@ -91,7 +91,7 @@ async def test_a_node_answers_its_own_questions_without_a_session(
     assert [await rpc.ask(ME, "now", 1), await rpc.ask(ME, "later", 1)] == [1, 2]
     with pytest.raises(Unhandled, match="'never'"):
         await rpc.ask(ME, "never")
-    assert session.asked == []
+    assert session.questions == []
 
 
 @pytest.mark.parametrize(("of", "timeout_ms"), [("", 3000), ("slow", 500)])
@@ -100,7 +100,7 @@ async def test_a_question_to_a_peer_has_the_timeout_of_its_type(
 ) -> None:
     asking = asyncio.ensure_future(rpc.ask(PEER, "table", "x", 1, of=of))
     await turns()
-    assert session.asked == [(("$node", "table"), ["x", 1], timeout_ms)]
+    assert session.questions == [(("$node", "table"), ["x", 1], timeout_ms)]
     session.waiting.set_result("the table")
     assert await asking == "the table"
 
@@ -130,11 +130,11 @@ async def test_answers_and_refusals_go_back_on_the_session(rpc: NodeRpc, session
 
     for answer in (refuse, late):
         rpc.register(answer.__name__, answer)
-    rpc.asked(session, run("refuse", ()))
+    rpc.answer_questions(session, run("refuse", ()))
     assert isinstance(session.failures.pop(1), UnknownEntityType)
-    rpc.asked(session, run("never", ()))
+    rpc.answer_questions(session, run("never", ()))
     assert isinstance(session.failures.pop(1), Unhandled)
-    rpc.asked(session, run("late", (5,), (-1,), ()))
+    rpc.answer_questions(session, run("late", (5,), (-1,), ()))
     await until(lambda: len(session.replies) + len(session.failures) == 3, "all three")
     assert session.replies == {1: 5}
     assert {corr: type(error) for corr, error in session.failures.items()} == {
@@ -150,7 +150,7 @@ async def test_answers_that_take_time_are_bounded(rpc: NodeRpc, session: Any) ->
         return await gate.wait()
 
     rpc.register("slow", slow)
-    rpc.asked(session, run("slow", *[()] * (WORK_MAX + 1)))
+    rpc.answer_questions(session, run("slow", *[()] * (WORK_MAX + 1)))
     assert [type(error) for error in session.failures.values()] == [BufferFull]
     gate.set()
     await until(lambda: len(session.replies) == WORK_MAX, "the answers")
@@ -163,7 +163,7 @@ async def test_an_answer_for_a_session_that_is_lost_is_dropped(rpc: NodeRpc, ses
         return await gate.wait()
 
     rpc.register("slow", slow)
-    rpc.asked(session, run("slow", ()))
+    rpc.answer_questions(session, run("slow", ()))
     session.lost = NodeLost("gone")
     gate.set()
     await until(lambda: not len(rpc._work), "the end of the answer")
@@ -192,10 +192,10 @@ async def test_arguments_that_do_not_fit_get_an_error_and_never_the_answer(
         calls.append(name)
 
     rpc.register("plan", plan)
-    rpc.asked(session, run("plan", arguments))  # type: ignore[arg-type]
+    rpc.answer_questions(session, run("plan", arguments))  # type: ignore[arg-type]
     assert isinstance(session.failures[1], SchemaError)
     assert (calls, caplog.messages) == ([], [])
-    rpc.asked(session, run("plan", ("page", 1, ["n"])))  # type: ignore[arg-type]
+    rpc.answer_questions(session, run("plan", ("page", 1, ["n"])))  # type: ignore[arg-type]
     assert calls == ["page"]
 
 
@@ -211,7 +211,7 @@ async def test_an_answer_that_fails_is_an_answer(
         raise error
 
     rpc.register("question", later if late else now)
-    rpc.asked(session, run("question", ()))  # type: ignore[arg-type]
+    rpc.answer_questions(session, run("question", ()))  # type: ignore[arg-type]
     await until(lambda: session.failures, "the answer")
     assert str(error) in str(session.failures[1])
     assert isinstance(session.failures[1], EntityFailed)

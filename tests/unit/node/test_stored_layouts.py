@@ -88,10 +88,10 @@ class Placing(MemoryStore):
 
     def __init__(self) -> None:
         super().__init__(MemoryData())
-        self.asked: dict[str, str] = {}
+        self.shards: dict[str, str] = {}
 
     async def placed(self, entity_type: str, layout: str, shard_of: Any) -> str:
-        self.asked[entity_type] = shard_of("c-7")
+        self.shards[entity_type] = shard_of("c-7")
         return "crc32/40"
 
 
@@ -123,4 +123,4 @@ async def test_states_that_are_placed_by_another_layout_are_refused_with_the_com
     assert "`shardbus data migrate APP --store URL`" in refused.value.hint
     assert "\n" not in str(refused.value)
     await check_layouts(store, with_state(40).types)
-    assert store.asked == {"cart": shard_of("c-7", 40)}, "types without a state have none to place"
+    assert store.shards == {"cart": shard_of("c-7", 40)}, "types without a state have none to place"

@@ -18,12 +18,12 @@ def view(status: Status, *unreachable: NodeId, converged: bool = True) -> Member
 def test_an_age_begins_with_the_change_and_lasts_until_the_next() -> None:
     ages = ViewAges(1.0)
     assert (ages.status_since(B), ages.converged_since) == (1.0, 1.0), "no member yet"
-    ages.seen(view(Status.JOINING, converged=False), 2.0)
-    ages.seen(view(Status.JOINING), 3.0)
-    ages.seen(view(Status.UP, B), 4.0)
-    ages.seen(view(Status.UP, B), 5.0)
+    ages.on_view(view(Status.JOINING, converged=False), 2.0)
+    ages.on_view(view(Status.JOINING), 3.0)
+    ages.on_view(view(Status.UP, B), 4.0)
+    ages.on_view(view(Status.UP, B), 5.0)
     assert (ages.status_since(A), ages.status_since(B)) == (2.0, 4.0)
     assert ages.converged_since == 3.0
     assert ages.unreachable == {B: 4.0}
-    ages.seen(view(Status.UP, converged=False), 6.0)
+    ages.on_view(view(Status.UP, converged=False), 6.0)
     assert (ages.unreachable, ages.converged_since) == ({}, 6.0)

@@ -37,7 +37,7 @@ class Pair:
         for place in (self.place, self.other):
             place.adopt(RING, 0.0)
         self.other.registers.merge(KEY, Row(BALLOT, BALLOT, StateValue(1, b"abc")), 0.0)
-        self.asked: list[bytes] = []
+        self.requests: list[bytes] = []
         turns: Any = Turns()
         self.exchange = DiskExchange(
             self.place, turns, self.send, lambda ring: [], lambda: True, lambda: self.now, 60.0
@@ -51,13 +51,13 @@ class Pair:
         pass
 
     def send(self, disk: int, kind: ReplicaFrame, body: bytes) -> bool:
-        self.asked.append(body)
+        self.requests.append(body)
         return True
 
     def repair(self) -> None:
         self.exchange._begin_repair()
-        while self.asked and self.answers:
-            request = decode_disk_request(self.asked.pop(0))
+        while self.requests and self.answers:
+            request = decode_disk_request(self.requests.pop(0))
             answer = self.other.show(request, self.now)
             for part in encode_disk_answer(2, answer):
                 self.exchange.on_rows(part)
@@ -80,7 +80,7 @@ def test_a_repair_has_passed_once_every_comparison_is_answered() -> None:
     assert not pair.place.comparing, "it is left to the next repair"
     assert pair.exchange.facts["age"] == pair.now - 100.0
     pair.answers = True
-    pair.asked.clear()
+    pair.requests.clear()
     pair.repair()
     assert pair.exchange.facts["age"] == 0.0
 

@@ -13,8 +13,7 @@ import pytest
 from shardbus.ids import Address
 from shardbus.replica import turns as module
 from shardbus.replica.disk import Disk
-from shardbus.replica.exchange import weight_of
-from shardbus.replica.server import ReplicaKeys, ReplicaServer
+from shardbus.replica.server import GROWTH_MAX, ReplicaKeys, ReplicaServer
 from shardbus.replication import log
 from shardbus.replication.messages import (
     ZERO,
@@ -26,11 +25,14 @@ from shardbus.replication.messages import (
     ReadRow,
     Request,
     RowShown,
+    TakeChange,
     Yes,
 )
+from shardbus.replication.registers import Registers, weight_of
 from shardbus.replication.ring import RingMember, first_ring, next_ring
 from shardbus.replication.values import (
     ListChange,
+    OpenSave,
     RemindersValue,
     SaveChange,
     SavedReminders,
@@ -38,6 +40,7 @@ from shardbus.replication.values import (
     list_key,
     state_key,
 )
+from shardbus.replication.versions import Addition, DataChange
 from shardbus.transport.network import SendResult
 from shardbus.wire.replica_frames import (
     ReplicaFrame,
@@ -205,6 +208,29 @@ async def test_memory_is_bounded_and_other_requests_go_on(tmp_path: Path) -> Non
     assert [number for reply in replica.wire.replies for number in reply.full] == [2, 3]
     assert replica.server.registers.row(KEY).value == StateValue(5, bytes(3000))
     replica.server.close()
+
+
+def test_a_call_makes_no_more_memory_than_its_length_says() -> None:
+    """The shortest requests that make rows, and the shortest entries that make an index grow."""
+    zero = Ballot(0, 0, 0, 1)
+    names = [f"{n:x}" for n in range(100)]
+    index = ListChange(0, settled=tuple((name, 1) for name in names))
+    saves = ListChange(0, opened=tuple((name, OpenSave(0, 0)) for name in names))
+    dot = DataChange("s", adds=(Addition("", b""),))
+    for requests in (
+        [AcceptValue(f"L{name}", zero, None) for name in names],
+        [PrepareBallot(f"L{name}", zero) for name in names],
+        [AcceptValue(f"s{name}", zero, StateValue(0, b"")) for name in names],
+        [AcceptChange(list_key("", ""), zero, ZERO, index)],
+        [AcceptChange(list_key("", ""), zero, ZERO, saves)],
+        [TakeChange(f"d{name}", dot) for name in names],
+    ):
+        registers = Registers(1)
+        for request in requests:
+            registers.handle(request, 0.0)
+        registers.check()
+        body = encode_call([(number % 100, request) for number, request in enumerate(requests)])
+        assert 0 < registers.bytes <= GROWTH_MAX * len(body), requests[0]
 
 
 async def test_the_memory_of_changes_counts(tmp_path: Path) -> None:

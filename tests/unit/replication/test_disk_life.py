@@ -39,9 +39,9 @@ def test_a_disk_is_accepted_if_its_count_has_not_fallen(
 def test_a_lower_count_is_not_written_down() -> None:
     registry = DiskRegistry([KNOWN])
     registry.answer(DiskShown(7, 4, 1), 0.0)
-    assert registry.known == (KNOWN,)
+    assert registry.disks == (KNOWN,)
     registry.answer(DiskShown(7, 6, 1), 0.0)
-    assert registry.known == (DiskKnown(7, 6, 1),)
+    assert registry.disks == (DiskKnown(7, 6, 1),)
 
 
 def test_a_blank_disk_is_new() -> None:
@@ -148,4 +148,4 @@ def test_a_refused_disk_is_lost_only_while_a_majority_votes_without_it(
 def test_what_is_known_of_disks_outside_the_ring_is_forgotten() -> None:
     registry = DiskRegistry([KNOWN, DiskKnown(8, 1, 1)])
     registry.keep({8, 9})
-    assert registry.known == (DiskKnown(8, 1, 1),)
+    assert registry.disks == (DiskKnown(8, 1, 1),)

@@ -83,9 +83,9 @@ def test_a_member_gives_way_in_the_ring_of_the_decision_alone() -> None:
     after = step(view)
     assert disks(after) == {1, 2, 4}
     assert {m.disk: m.zone for m in after if isinstance(m, RingMember)} == {1: "x", 2: "", 4: "y"}
-    assert step(view._replace(seen={1: A, 2: B})) == f"{D}: it is out of reach"
+    assert step(view._replace(addresses={1: A, 2: B})) == f"{D}: it is out of reach"
     with pytest.raises(RingRefused, match=f"{C} answers again"):
-        step(view._replace(seen={1: A, 2: B, 3: C, 4: D}))
+        step(view._replace(addresses={1: A, 2: B, 3: C, 4: D}))
     later = next_ring(RING, (*MEMBERS, RingMember(5)))
     assert step(view._replace(ring=later)) == later.members
 

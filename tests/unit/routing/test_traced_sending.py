@@ -48,7 +48,7 @@ class Tracer:
     plain = ""
 
     def __init__(self) -> None:
-        self.left, self.here = 1000, ""
+        self.countdown, self.here = 1000, ""
         self.sent: list[tuple[str, str, str]] = []
 
     def current(self) -> str:
@@ -124,7 +124,7 @@ class Run:
     def call_chain_now(self) -> Run:
         return self
 
-    def asked(self, target: Any, answer: Any) -> None:
+    def note_ask(self, target: Any, answer: Any) -> None:
         self.asks.append(target)
 
 
@@ -183,12 +183,12 @@ async def test_each_message_counts_once_towards_the_next_trace(is_known: bool) -
     if is_known:
         process.home("0")
     process.ref.add.tell(1)
-    assert process.tracer.left == 999
+    assert process.tracer.countdown == 999
     process.tracer.here = "span"
     process.ref.add.tell(1)
-    assert process.tracer.left == 998
+    assert process.tracer.countdown == 998
     process.ref.add(1).cancel()
-    assert process.tracer.left == 997
+    assert process.tracer.countdown == 997
     process.router.close()
 
 

@@ -88,7 +88,7 @@ def traced(tracing: Tracing, messages: int = 1) -> int:
     """Return how many of so many messages are traced, as senders find it."""
     count = 0
     for _ in range(messages):
-        left = tracing.left = tracing.left - 1
+        left = tracing.countdown = tracing.countdown - 1
         if left <= 0 or tracing.current() is not tracing.plain:
             count += tracing.parent() is not None
     return count
@@ -97,20 +97,20 @@ def traced(tracing: Tracing, messages: int = 1) -> int:
 def test_the_ratio_is_kept_on_average_and_zero_begins_nothing() -> None:
     assert traced(Tracing("n1", 0.05, Random(3)), 20_000) == pytest.approx(1000, rel=0.1)
     never = Tracing("n1", 0.0)
-    never.left = 500
+    never.countdown = 500
     assert traced(never, 1000) == 0
-    assert never.left > 1000
+    assert never.countdown > 1000
     assert traced(Tracing("n1", 1.0), 100) == 100
 
 
 def test_messages_under_spans_leave_the_countdown_as_it_is() -> None:
     tracing = Tracing("n1", 0.01, Random(3))
-    left = tracing.left
+    left = tracing.countdown
     with trace.use_span(span(flags=0)):
         assert traced(tracing, 1000) == 0
     with trace.use_span(span()):
         assert traced(tracing, 1000) == 1000
-    assert tracing.left == left
+    assert tracing.countdown == left
 
 
 def test_a_context_without_a_span_is_none() -> None:

@@ -43,20 +43,20 @@ SETTINGS = replace(ShardingSettings(), coordinator_failure_backoff=0.0)
 
 
 class Stuck(MemoryStore):
-    """Hangs in the steps that `hangs` names; `asked` has its calls there. With
+    """Hangs in the steps that `hangs` names; `calls` has its calls there. With
     `late`, it first executes the call that it never confirms."""
 
     def __init__(self, data: MemoryData | None = None) -> None:
         super().__init__(data)
         self.hangs: set[str] = set()
         self.hung: list[asyncio.Future[None]] = []
-        self.asked: list[tuple[str, int]] = []
+        self.calls: list[tuple[str, int]] = []
         self.late = False
         self.fails: dict[str, list[Exception]] = {}
         """Errors that a step raises, one at each call."""
 
     async def _hang(self, step: str, number: int) -> None:
-        self.asked.append((step, number))
+        self.calls.append((step, number))
         self._fail(step)
         if step in self.hangs:
             hung = asyncio.get_running_loop().create_future()
@@ -193,8 +193,8 @@ class World:
     def rules(self) -> bool:
         return self.it.machine is not None and self.it.machine.state is CoordinatorState.RULING
 
-    def asked(self, step: str) -> list[int]:
-        return [number for name, number in self.store.asked if name == step]
+    def calls_of(self, step: str) -> list[int]:
+        return [number for name, number in self.store.calls if name == step]
 
 
 @pytest.fixture
@@ -214,8 +214,8 @@ async def test_S276_a_write_without_an_answer_is_tried_again_as_the_same_operati
     world.hang("write")
     world.store.late = late
     world.it.received(A, msg.GetShardHome(("1",)))
-    await until(lambda: len(world.asked("write")) >= 3, "three attempts")
-    assert len(set(world.asked("write"))) == 1
+    await until(lambda: len(world.calls_of("write")) >= 3, "three attempts")
+    assert len(set(world.calls_of("write"))) == 1
     assert world.owner.notes.count("persist_failed") >= 2
     assert not any(isinstance(message, msg.HostShard) for message in world.owner.sent)
     world.hang()
@@ -230,12 +230,12 @@ async def test_S276_a_write_without_an_answer_is_tried_again_as_the_same_operati
 async def test_S276_a_table_that_is_not_given_is_asked_for_again(world: World, step: str) -> None:
     world.hang(step)
     world.begin()
-    await until(lambda: len(world.asked(step)) >= 3, "three attempts")
+    await until(lambda: len(world.calls_of(step)) >= 3, "three attempts")
     assert not world.rules
     assert world.owner.notes.count("store_failed") >= 2
     world.hang()
     await until(lambda: world.rules, "a coordinator that rules")
-    assert set(world.asked("claim")) == {1}, "the claim may have worked: it is the same"
+    assert set(world.calls_of("claim")) == {1}, "the claim may have worked: it is the same"
 
 
 @pytest.mark.parametrize("step", ["load", "claim", "write"])
@@ -507,7 +507,7 @@ async def test_a_write_under_a_stale_epoch_ends_the_coordinator(world: World) ->
 async def test_a_machine_that_was_dropped_gets_no_late_answer_of_the_store(world: World) -> None:
     world.store.hangs = {"load"}
     world.begin()
-    await soon(lambda: world.asked("load"), "the question")
+    await soon(lambda: world.calls_of("load"), "the question")
     world.it.stop()
     world.it.begin(0)
     successor_machine = world.it.machine

@@ -81,7 +81,7 @@ class Owner:
         self.log.append((round(self.loop.time(), 1), text))
 
     @property
-    def told(self) -> list[str]:
+    def texts(self) -> list[str]:
         return [text for _, text in self.log]
 
 
@@ -103,13 +103,13 @@ async def test_a_lease_is_held_from_the_answer_and_kept_until_it_is_dropped() ->
     owner.shell.want(NAME)
     assert not owner.shell.holds(NAME)
     await asyncio.sleep(10 * TTL)
-    assert owner.told == [f"held {NAME}"]
+    assert owner.texts == [f"held {NAME}"]
     assert owner.shell.holds(NAME)
     assert owner.store.calls.count("renew") >= 10 * TTL / RENEWAL_S - 1
     owner.shell.drop(NAME)
     assert not owner.shell.holds(NAME)
     await asyncio.sleep(0.1)
-    assert owner.told == [f"held {NAME}", f"free {NAME}"]
+    assert owner.texts == [f"held {NAME}", f"free {NAME}"]
     assert await owner.store.acquire_lease(NAME, "b", TTL) is not None, "another may have it"
 
 
@@ -121,11 +121,11 @@ async def test_a_lease_of_another_is_asked_for_again_and_noted_once() -> None:
     owner.store.calls.clear()
     owner.shell.want(NAME)
     await asyncio.sleep(5.5 * RETRY)
-    assert owner.told == ["lease_refused"]
+    assert owner.texts == ["lease_refused"]
     assert owner.store.calls == ["acquire"] * 6
     await owner.store.release_lease(taken)
     await asyncio.sleep(RETRY)
-    assert owner.told == ["lease_refused", f"held {NAME}"]
+    assert owner.texts == ["lease_refused", f"held {NAME}"]
 
 
 @pytest.mark.parametrize("trouble", [unavailable, hang])
@@ -137,11 +137,11 @@ async def test_a_store_that_does_not_answer_is_asked_again(
     owner.store.trouble = trouble
     owner.shell.want(NAME)
     await asyncio.sleep(2 * (RENEWAL_S + RETRY))
-    assert owner.told == []
+    assert owner.texts == []
     assert len(owner.store.calls) >= 2
     owner.store.trouble = None
     await asyncio.sleep(RENEWAL_S + RETRY)
-    assert owner.told == [f"held {NAME}"]
+    assert owner.texts == [f"held {NAME}"]
 
 
 @pytest.mark.parametrize("trouble", [unavailable, hang])
@@ -169,7 +169,7 @@ async def test_one_renewal_that_fails_loses_nothing() -> None:
     await asyncio.sleep(RENEWAL_S)
     owner.store.trouble = None
     await asyncio.sleep(10 * TTL)
-    assert owner.told == [f"held {NAME}"]
+    assert owner.texts == [f"held {NAME}"]
 
 
 @virtual
@@ -179,7 +179,7 @@ async def test_a_lease_that_the_store_gave_to_another_is_lost_at_once() -> None:
     await asyncio.sleep(0.5)
     owner.data.leases[NAME].owner = "b"
     await asyncio.sleep(RENEWAL_S)
-    assert owner.told == [f"held {NAME}", "lease_lost", f"lost {NAME}, 0.0 s left"]
+    assert owner.texts == [f"held {NAME}", "lease_lost", f"lost {NAME}, 0.0 s left"]
 
 
 @virtual
@@ -199,11 +199,11 @@ async def test_a_defect_of_the_store_is_logged_and_the_lease_is_tried_again() ->
         ] * 2
         owner.store.trouble = None
         await asyncio.sleep(RETRY)
-        assert owner.told == [f"held {NAME}"]
+        assert owner.texts == [f"held {NAME}"]
         owner.store.trouble = defect
         await asyncio.sleep(TTL)
         assert records[-1].getMessage() == f"the lease {NAME!r} was not renewed"
-        assert owner.told[-1].startswith(f"lost {NAME}")
+        assert owner.texts[-1].startswith(f"lost {NAME}")
     finally:
         log.removeHandler(handler)
 
@@ -219,7 +219,7 @@ async def test_a_lease_that_cannot_be_released_is_free_here_and_expires_by_itsel
     owner.store.trouble = trouble
     owner.shell.drop(NAME)
     await asyncio.sleep(RENEWAL_S + 0.5)
-    assert owner.told == [f"held {NAME}", "lease_kept", f"free {NAME}"]
+    assert owner.texts == [f"held {NAME}", "lease_kept", f"free {NAME}"]
 
 
 @virtual
@@ -234,11 +234,11 @@ async def test_an_answer_after_the_drop_gives_the_lease_back() -> None:
     owner.shell.want(NAME)
     await asyncio.sleep(0.1)
     owner.shell.drop(NAME)
-    assert owner.told == [f"free {NAME}"]
+    assert owner.texts == [f"free {NAME}"]
     gate.set()
     await asyncio.sleep(0.1)
     assert owner.store.calls == ["acquire", "release"]
-    assert owner.told == [f"free {NAME}"]
+    assert owner.texts == [f"free {NAME}"]
     assert owner.data.leases[NAME].owner is None
 
 
@@ -250,10 +250,10 @@ async def test_a_check_gives_up_a_lease_whose_timer_has_not_fired() -> None:
     await asyncio.sleep(0.5)
     now = owner.loop.time()
     owner.shell.check()
-    assert owner.told == [f"held {NAME}"]
+    assert owner.texts == [f"held {NAME}"]
     owner.shell.clock = lambda: now + TTL
     owner.shell.check()
-    assert owner.told == [f"held {NAME}", "lease_lost", f"lost {NAME}, 0.0 s left"]
+    assert owner.texts == [f"held {NAME}", "lease_lost", f"lost {NAME}, 0.0 s left"]
 
 
 @virtual

@@ -86,7 +86,7 @@ class Table:
             host.on_down = self.all.stopped
             host.shards = {s: SimpleNamespace(shard=s, activations={"e"}) for s in SHARDS}
 
-    def asked(self, shard: str) -> list[str]:
+    def stopping_hosts(self, shard: str) -> list[str]:
         """The hosts that were asked to stop the shard, each once, in order."""
         rows = [row[0] for row in self.log if row[1:3] == ("stop", shard)]
         return list(dict.fromkeys(rows))
@@ -116,7 +116,7 @@ def test_a_level_stops_when_no_entity_runs_in_it_or_within_it(seed: int) -> None
     while going := [shard for shard in SHARDS if shard not in table.down]:
         shard = random.choice(going)
         stopping = [name for level in levels[: at[shard] + 1] for name in level]
-        assert sorted(table.asked(shard)) == sorted(stopping)
+        assert sorted(table.stopping_hosts(shard)) == sorted(stopping)
         assert table.ended(shard) == []
         again = at[shard] > 0 and random.random() < 0.3
         table.hosts[random.choice(stopping)].has(shard, *["again"] * again)
@@ -136,7 +136,7 @@ def test_shards_that_are_ready_in_one_turn_go_to_the_next_level_together() -> No
         table.hosts["note"].has(shard)  # once more: a second write of it has ended
     assert len(table.loop.due) == 1
     table.loop.turn()
-    assert [table.asked(shard) for shard in SHARDS] == [["note", "item", "bill"]] * 3
+    assert [table.stopping_hosts(shard) for shard in SHARDS] == [["note", "item", "bill"]] * 3
 
 
 def test_each_level_has_its_part_of_the_time() -> None:

@@ -139,7 +139,7 @@ async def test_a_note_of_the_lease_and_a_hand_over_reach_the_machine() -> None:
     world = World(leased=True)
     message = msg.HandOverToMe(3)
     world.shell.received(ME, message)
-    world.shell.left(gracefully=True)
+    world.shell.on_membership_ended(gracefully=True)
     assert world.events == [msg.HandOverReceived(ME, message), msg.MembershipEnded(True)]
 
 

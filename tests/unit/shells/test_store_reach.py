@@ -51,7 +51,7 @@ class Stage:
         self, others: Mapping[NodeId, bool | Exception | None], patience: float = PATIENCE
     ) -> None:
         self.store, self.others = Store(), dict(others)
-        self.asked: list[tuple[NodeId, list[str]]] = []
+        self.questions: list[tuple[NodeId, list[str]]] = []
         self.gave_way: list[float] = []
         self.coordinates = True
         self.on_ask: Callable[[], None] = lambda: None
@@ -71,7 +71,7 @@ class Stage:
         loop.call_later(0.01, lambda: self.on_gave_way())
 
     async def _ask(self, node: NodeId, types: list[str]) -> bool:
-        self.asked.append((node, types))
+        self.questions.append((node, types))
         self.on_ask()
         answer = self.others[node]
         if answer is None:
@@ -107,7 +107,7 @@ async def test_the_seat_stays_while_no_node_reaches_the_store(
     stage = Stage({NEXT: answer})
     stage.store.state = "refuses"
     await stage.run(60.0)
-    assert stage.asked
+    assert stage.questions
     assert not stage.gave_way
 
 
@@ -117,7 +117,7 @@ async def test_a_store_that_is_back_within_the_patience_keeps_the_seat() -> None
     stage.store.state = "refuses"
     stage.on_ask = lambda: setattr(stage.store, "state", "")
     await stage.run(60.0)
-    assert len(stage.asked) == 1
+    assert len(stage.questions) == 1
     assert not stage.gave_way
 
 
@@ -127,7 +127,7 @@ async def test_only_a_failure_beside_anothers_success_gives_the_seat_away() -> N
     stage = Stage({NEXT: True}, patience=0.001)
     stage.store.state, stage.store.failures = HANGS, 1
     await stage.run(60.0)
-    assert len(stage.asked) == 1
+    assert len(stage.questions) == 1
     assert not stage.gave_way
 
 
@@ -156,7 +156,7 @@ async def test_a_table_that_its_coordinator_failed_to_use_is_part_of_the_probe()
     stage.reach.suspect("cart")
     await stage.run(20.0)
     assert stage.gave_way
-    assert all(types == ["cart"] for _, types in stage.asked)
+    assert all(types == ["cart"] for _, types in stage.questions)
 
 
 @virtual
@@ -176,8 +176,8 @@ async def test_of_many_nodes_the_next_are_asked_each_time_and_the_others_in_turn
     stage.store.state = "refuses"
     await stage.run(60.0)
     rounds = [
-        [node for node, _ in stage.asked[at : at + store_reach.ASKED_MAX]]
-        for at in range(0, len(stage.asked), store_reach.ASKED_MAX)
+        [node for node, _ in stage.questions[at : at + store_reach.ASKED_MAX]]
+        for at in range(0, len(stage.questions), store_reach.ASKED_MAX)
     ]
     assert all(round_[:-1] == nodes[: store_reach.ASKED_MAX - 1] for round_ in rounds)
     assert {node for round_ in rounds for node in round_} == set(nodes)

@@ -105,12 +105,12 @@ class Servers:
 
     def __init__(self, **states: str) -> None:
         self.states = states
-        self.asked: list[str] = []
+        self.hosts: list[str] = []
         self.settings: dict[str, Any] = {}
         self.made: list[Connection] = []
 
     async def connect(self, *, host: str, port: int, **settings: Any) -> Connection:
-        self.asked.append(host)
+        self.hosts.append(host)
         self.settings = settings
         state = self.states[host]
         if state == "away":
@@ -124,7 +124,7 @@ class Servers:
 
 
 async def found(servers: Servers, connect: Any) -> str:
-    servers.asked.clear()
+    servers.hosts.clear()
     return str((await connect()).connection.host)
 
 
@@ -135,13 +135,13 @@ async def test_the_server_that_takes_writes_is_found_and_asked_first(
     monkeypatch.setattr(postgres_urls.asyncpg, "connect", servers.connect)
     connect = PostgresUrl.parse("postgresql://bus:hush@a,b,c,d/db").connector(2.0)
     assert await found(servers, connect) == "c"
-    assert servers.asked == ["a", "b", "c"]
+    assert servers.hosts == ["a", "b", "c"]
     assert (servers.settings["user"], servers.settings["password"]) == ("bus", "hush")
     assert await found(servers, connect) == "c"
-    assert servers.asked == ["c"]
+    assert servers.hosts == ["c"]
     servers.states |= {"b": "writes", "c": "away"}
     assert await found(servers, connect) == "b"
-    assert servers.asked == ["c", "d", "a", "b"]
+    assert servers.hosts == ["c", "d", "a", "b"]
 
 
 async def test_why_no_server_is_of_use_is_told_for_each(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ class Servers:
         self.calls: list[tuple[Address, bool, int]] = []
         """The server, whether ASKING came before, and the number of keys."""
         self.sequences: list[str] = []
-        self.asked = 0
+        self.slot_requests = 0
 
     def connect(self, at: Address) -> Client:
         return Client(self, at)
@@ -68,7 +68,7 @@ class Client:
 
     def _answer(self, name: str, *args: Any) -> Any:
         if name == "CLUSTER SLOTS":
-            self.servers.asked += 1
+            self.servers.slot_requests += 1
             return [
                 [first, last, [at.host.encode(), at.port, b"id"]]
                 for first, last, at in self.servers.slots
@@ -139,7 +139,7 @@ async def test_a_slot_that_has_moved_is_followed_and_remembered(
     for _ in range(2):
         assert await link.call(LOAD_STATES, [LOW], "1") == [str(B).encode()]
     assert [at for at, _, _ in servers.calls] == [A, B, B]
-    assert servers.asked == 1, "the map is not asked for again"
+    assert servers.slot_requests == 1, "the map is not asked for again"
     assert lost == [], "a known master has lost nothing"
     assert servers.sequences == sorted(set(servers.sequences)), "each has a number of its own"
 

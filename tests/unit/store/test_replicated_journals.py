@@ -179,7 +179,7 @@ class Race:
         self.refused: set[bytes] = set()
         self.ops = 0
 
-    async def own(self, fence: int) -> None:
+    async def run_owner(self, fence: int) -> None:
         ours = self.registers.journals()
         for _ in range(self.dice.randint(0, 30)):
             await asyncio.sleep(0)
@@ -242,7 +242,7 @@ async def test_owners_that_race_write_one_history(first: int) -> None:
     moved = 0
     for seed in range(first, first + 10):
         race = Race(seed)
-        await asyncio.gather(race.read_on(), *(race.own(fence) for fence in range(1, 6)))
+        await asyncio.gather(race.read_on(), *(race.run_owner(fence) for fence in range(1, 6)))
         await race.judge()
         moved += race.registers.blocks_written
     assert moved > 60, "too few heads move to blocks for the test to say much"
@@ -251,7 +251,7 @@ async def test_owners_that_race_write_one_history(first: int) -> None:
 class Rivals(Race):
     """Writers of one journal under one fence."""
 
-    async def own(self, fence: int) -> None:
+    async def run_owner(self, fence: int) -> None:
         ours = self.registers.journals()
         for _ in range(12):
             with contextlib.suppress(StoreUnavailable, JournalConflict):
@@ -263,7 +263,7 @@ class Rivals(Race):
 async def test_writers_under_one_fence_are_refused_for_nothing_that_is_written(first: int) -> None:
     for seed in range(first, first + 10):
         race = Rivals(seed)
-        await asyncio.gather(*(race.own(1) for _ in range(3)))
+        await asyncio.gather(*(race.run_owner(1) for _ in range(3)))
         assert race.refused
         await race.judge()
 

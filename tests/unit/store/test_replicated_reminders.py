@@ -304,7 +304,7 @@ class Race:
         self.acknowledged: dict[str, int] = {}
         """By entity: the highest operation that was answered."""
 
-    async def own(self, fence: int) -> None:
+    async def run_owner(self, fence: int) -> None:
         """Be a home: claim the shard, read its index, then save, and compare."""
         ours = self.registers.reminders()
         for _ in range(self.dice.randint(0, 40)):
@@ -380,7 +380,7 @@ async def test_the_index_of_the_newest_home_says_what_the_states_say(first: int)
     compared = 0
     for seed in range(first, first + 60):
         race = Race(seed)
-        await asyncio.gather(race.read_on(), *(race.own(fence) for fence in range(1, 6)))
+        await asyncio.gather(race.read_on(), *(race.run_owner(fence) for fence in range(1, 6)))
         await race.judge()
         compared += race.compared
     assert compared > 150, "too few homes compare for the test to say much"

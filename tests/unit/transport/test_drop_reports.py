@@ -47,7 +47,7 @@ class Host:
         rows.clear()
         return [message for message in heard if isinstance(message, Refusals)]
 
-    async def told(self, side: Side) -> list[tuple[Any, ...]]:
+    async def counts(self, side: Side) -> list[tuple[Any, ...]]:
         """The counts in it."""
         return [row for report in await self.reports(side) for row in report.counts]
 
@@ -64,13 +64,13 @@ async def test_each_session_gets_reports_of_its_own_tells_by_type_and_reason() -
     host.drops.drop(marks[0], "a", "schema", 3)
     host.drops.drop(marks[1], "a", "schema", 4)
     host.drops.report(0)
-    assert await host.told(first) == [
+    assert await host.counts(first) == [
         ("a", "mailbox_full", 500),
         ("b", "mailbox_full", 2),
         ("a", "schema", 3),
     ]
-    assert await host.told(other) == [("a", "schema", 4)]
-    assert await host.told(third) == []
+    assert await host.counts(other) == [("a", "schema", 4)]
+    assert await host.counts(third) == []
 
 
 async def test_the_first_drop_is_reported_at_once_and_then_one_report_a_second() -> None:
@@ -80,12 +80,12 @@ async def test_the_first_drop_is_reported_at_once_and_then_one_report_a_second()
     for tick in range(3 * EVERY_TICKS):
         host.drops.drop(mark, "a", "schema", 1)
         host.drops.report(tick)
-        heard.append(await host.told(side))
+        heard.append(await host.counts(side))
     ticks = [tick for tick, rows in enumerate(heard) if rows]
     assert ticks == [0, EVERY_TICKS, 2 * EVERY_TICKS]
     assert sum(count for rows in heard for _, _, count in rows) == 2 * EVERY_TICKS + 1
     host.drops.report(3 * EVERY_TICKS - 1, last=True)
-    assert await host.told(side) == [("a", "schema", EVERY_TICKS - 1)]
+    assert await host.counts(side) == [("a", "schema", EVERY_TICKS - 1)]
 
 
 async def test_a_peer_that_wants_no_reports_or_is_gone_gets_none() -> None:
@@ -98,7 +98,7 @@ async def test_a_peer_that_wants_no_reports_or_is_gone_gets_none() -> None:
     gone.session.close(NodeLost("x"))
     host.drops.report(0)
     host.drops.drop(marks[1], "a", "schema", 1)
-    assert [await host.told(old), await host.told(gone)] == [[], []]
+    assert [await host.counts(old), await host.counts(gone)] == [[], []]
     assert host.drops._tallies == {}
     assert host.drops.mark(gone.session) == Origin.UNREPORTED
 
@@ -153,7 +153,7 @@ async def test_a_report_of_a_forwarded_tell_reaches_its_sender() -> None:
     refused.record("second", report, first.drops.relay)
     assert refused.counts == {("a", "dropped_in_move"): 1}
     first.drops.report(0)
-    assert await first.told(client) == [("a", "dropped_in_move", 2)]
+    assert await first.counts(client) == [("a", "dropped_in_move", 2)]
 
 
 async def test_the_forwarding_node_counts_drops_of_tells_whose_sender_is_gone() -> None:
@@ -188,7 +188,7 @@ async def test_while_a_member_leaves_it_and_the_others_report_at_every_tick(leav
     for tick in range(3):
         host.drops.drop(mark, "a", "schema", 1)
         host.drops.report(tick)
-    assert await host.told(side) == 3 * [("a", "schema", 1)]
+    assert await host.counts(side) == 3 * [("a", "schema", 1)]
 
 
 async def test_what_a_sender_that_ends_was_not_told_is_counted_where_it_was_forwarded() -> None:
@@ -254,7 +254,7 @@ async def test_types_that_a_sender_invents_are_counted_in_bulk() -> None:
     for number in range(3 * KEYS_MAX):
         host.drops.drop(mark, f"type-{number}", "unknown_type", 1)
     host.drops.report(0)
-    reports = await host.told(link)
+    reports = await host.counts(link)
     assert len(reports) == KEYS_MAX + 1
     assert sum(row[2] for row in reports) == 3 * KEYS_MAX
 

@@ -41,9 +41,9 @@ def answered(name: str = "n1") -> NameLookups:
 
 def test_a_name_is_looked_up_and_reported() -> None:
     names = begun()
-    assert names.known("n1") == KnownName((), False, "not looked up yet")
+    assert names.known_name("n1") == KnownName((), False, "not looked up yet")
     assert names.handle(Answered("n1", ONE), 0.1) == [ReportName("n1")]
-    assert names.known("n1") == KnownName(ONE, True, "")
+    assert names.known_name("n1") == KnownName(ONE, True, "")
     assert names.deadline() is None
 
 
@@ -57,34 +57,34 @@ def test_a_fresh_answer_is_used_and_an_older_one_renewed() -> None:
     names = answered()
     assert names.handle(Wanted("n1"), FRESH_S - 0.01) == [ReportName("n1")]
     assert names.handle(Wanted("n1"), FRESH_S) == [LookUp("n1")]
-    assert names.known("n1") == KnownName(ONE, True, "")
+    assert names.known_name("n1") == KnownName(ONE, True, "")
 
 
 def test_an_answer_stays_known_and_sure_while_later_look_ups_fail_or_hang() -> None:
     names = answered()
     names.handle(Wanted("n1"), 5)
     assert names.handle(LookUpFailed("n1", "no such name"), 6) == [ReportName("n1")]
-    assert names.known("n1") == KnownName(ONE, True, "no such name")
+    assert names.known_name("n1") == KnownName(ONE, True, "no such name")
     assert names.tick(6 + PAUSE_MIN_S) == [LookUp("n1")]
     assert names.tick(9) == [ReportName("n1")]
-    assert names.known("n1") == KnownName(ONE, True, "no answer within 2 s")
+    assert names.known_name("n1") == KnownName(ONE, True, "no answer within 2 s")
 
 
 def test_a_new_process_makes_the_answer_unsure_until_the_next() -> None:
     names = answered()
     assert names.handle(Wanted("n1", new_process=True), 0.1) == [LookUp("n1")]
-    assert names.known("n1") == KnownName(ONE, False, "")
+    assert names.known_name("n1") == KnownName(ONE, False, "")
     names.handle(Answered("n1", TWO), 0.2)
-    assert names.known("n1") == KnownName(TWO, True, "")
+    assert names.known_name("n1") == KnownName(TWO, True, "")
 
 
 def test_an_answer_to_a_look_up_from_before_the_new_process_is_unsure_and_repeated() -> None:
     names = begun()
     assert names.handle(Wanted("n1", new_process=True), 0.1) == []
     assert names.handle(Answered("n1", ONE), 0.2) == [ReportName("n1"), LookUp("n1")]
-    assert names.known("n1") == KnownName(ONE, False, "")
+    assert names.known_name("n1") == KnownName(ONE, False, "")
     names.handle(Answered("n1", TWO), 0.3)
-    assert names.known("n1") == KnownName(TWO, True, "")
+    assert names.known_name("n1") == KnownName(TWO, True, "")
 
 
 def test_a_failure_is_repeated_after_growing_pauses() -> None:
@@ -105,7 +105,7 @@ def test_during_the_pause_an_asker_gets_what_is_known_at_once() -> None:
     names = begun()
     names.handle(LookUpFailed("n1", "no such name"), 1)
     assert names.handle(Wanted("n1"), 1.1) == [ReportName("n1")]
-    assert names.known("n1").reason == "no such name"
+    assert names.known_name("n1").reason == "no such name"
 
 
 def test_a_settled_name_is_not_looked_up_again() -> None:
@@ -124,7 +124,7 @@ def test_an_overdue_look_up_is_reported_once_and_keeps_its_thread() -> None:
     assert names.handle(Wanted("n1"), 3) == [ReportName("n1")]
     assert names.running == 1
     assert names.handle(Answered("n1", ONE), 12) == [ReportName("n1")]
-    assert names.known("n1") == KnownName(ONE, True, "")
+    assert names.known_name("n1") == KnownName(ONE, True, "")
 
 
 def test_names_beyond_the_bound_of_threads_wait_for_one() -> None:
@@ -163,8 +163,8 @@ def test_the_name_wanted_least_recently_makes_room() -> None:
     names.handle(Wanted("n0"), NAMES_MAX)
     names.handle(Answered("n0", ONE), NAMES_MAX)
     names.handle(Wanted("new"), NAMES_MAX)
-    assert names.known("n0").addresses == ONE
-    assert names.known("n1") == KnownName()
+    assert names.known_name("n0").addresses == ONE
+    assert names.known_name("n1") == KnownName()
     names.check()
 
 
@@ -173,7 +173,7 @@ def test_without_room_a_name_is_reported_as_unknown() -> None:
     for n in range(NAMES_MAX):
         names.handle(Wanted(f"n{n}"), n)
     assert names.handle(Wanted("new"), NAMES_MAX) == [ReportName("new")]
-    assert names.known("new") == KnownName()
+    assert names.known_name("new") == KnownName()
     names.check()
 
 
@@ -214,4 +214,4 @@ def test_any_history_keeps_the_bounds_and_serves_every_name(data: st.DataObject)
         if under_way:
             returned(Answered(under_way.pop(), TWO))
     assert under_way == []
-    assert all(names.known(name).sure for name in few)
+    assert all(names.known_name(name).sure for name in few)

@@ -23,11 +23,11 @@ class NameServer:
 
     def __init__(self) -> None:
         self.answers: dict[str, tuple[str, ...]] = {}
-        self.asked: list[str] = []
+        self.look_ups: list[str] = []
         self.release = threading.Event()
 
     def look_up(self, name: str) -> tuple[str, ...]:
-        self.asked.append(name)
+        self.look_ups.append(name)
         if name not in self.answers:
             self.release.wait()
         if not self.answers.get(name):
@@ -57,7 +57,7 @@ async def test_a_numeric_host_is_never_looked_up(
             addresses = await resolver.resolve(host, 10 * HANGS_S)
         assert (addresses.addresses, addresses.sure) == ((host,), True)
         resolver.watch(host, lambda: pytest.fail("reported")).renew(new_process=True)
-    assert server.asked == []
+    assert server.look_ups == []
 
 
 async def test_a_connection_is_called_back_until_it_settles(
@@ -65,15 +65,15 @@ async def test_a_connection_is_called_back_until_it_settles(
 ) -> None:
     server.answers["n1"] = ("10.0.0.1",)
     reports: list[tuple[str, ...]] = []
-    watch = resolver.watch("n1", lambda: reports.append(watch.known.addresses))
-    assert watch.known.addresses == ()
+    watch = resolver.watch("n1", lambda: reports.append(watch.known_name.addresses))
+    assert watch.known_name.addresses == ()
     watch.renew()
     await until(lambda: reports == [("10.0.0.1",)], "the answer")
     watch.settle()
     other = resolver.watch("n1", lambda: reports.append(("other",)))
     other.renew(new_process=True)
     await until(lambda: reports[1:] == [("other",)], "the second answer, for the other alone")
-    assert len(server.asked) == 2
+    assert len(server.look_ups) == 2
 
 
 async def test_a_failed_look_up_is_repeated_until_it_answers(
@@ -81,11 +81,11 @@ async def test_a_failed_look_up_is_repeated_until_it_answers(
 ) -> None:
     server.answers["n1"] = ()
     reports: list[str] = []
-    watch = resolver.watch("n1", lambda: reports.append(watch.known.reason))
+    watch = resolver.watch("n1", lambda: reports.append(watch.known_name.reason))
     watch.renew()
     await until(lambda: len(reports) >= 2, "two failures")
     server.answers["n1"] = ("10.0.0.1",)
-    await until(lambda: watch.known.addresses == ("10.0.0.1",), "the answer")
+    await until(lambda: watch.known_name.addresses == ("10.0.0.1",), "the answer")
     assert set(reports) <= {"Name or service not known", ""}
 
 
@@ -110,9 +110,9 @@ async def test_a_name_server_that_never_answers_holds_a_bounded_number_of_thread
     waits = [resolver.resolve(f"n{n % 40}", 0.05) for n in range(200)]
     lookups = await asyncio.gather(*waits)
     assert {lookup.addresses for lookup in lookups} == {()}
-    await until(lambda: len(server.asked) >= LOOKUPS_MAX, "as many threads as there may be")
+    await until(lambda: len(server.look_ups) >= LOOKUPS_MAX, "as many threads as there may be")
     assert threading.active_count() - before <= LOOKUPS_MAX
-    assert len(server.asked) == LOOKUPS_MAX
+    assert len(server.look_ups) == LOOKUPS_MAX
     assert all(
         thread.daemon
         for thread in threading.enumerate()
@@ -134,7 +134,7 @@ async def test_any_exception_frees_the_name(server: NameServer) -> None:
 async def test_after_close_no_report_arrives(resolver: NameResolver, server: NameServer) -> None:
     watch = resolver.watch("n1", lambda: pytest.fail("reported"))
     watch.renew()
-    await until(lambda: server.asked == ["n1"], "the look-up")
+    await until(lambda: server.look_ups == ["n1"], "the look-up")
     resolver.close()
     server.release.set()
     await until(

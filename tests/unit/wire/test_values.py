@@ -318,7 +318,7 @@ class Open(BaseModel):
     rows: dict = {}  # type: ignore[type-arg]
     either: list[int] | tuple[int, ...] = []
     level: Level | int | None = None
-    one: tuple[int, ...] | None = None
+    pair: tuple[int, ...] | None = None
 
 
 @pytest.mark.parametrize(
@@ -341,5 +341,5 @@ def test_a_value_of_an_open_type_that_would_come_back_as_another_is_refused(
 
 
 def test_a_value_of_an_open_type_that_comes_back_travels() -> None:
-    sent = Open(any=[1], items=[{"a": 1.5}], either=[1], level=3, one=(1, 2))
+    sent = Open(any=[1], items=[{"a": 1.5}], either=[1], level=3, pair=(1, 2))
     assert decoder(Open)(pack_sent(sent)) == sent

@@ -125,7 +125,7 @@ class Watcher:
             self.look()
         self.now = end
 
-    def found(self, node: NodeId, late: float = 0.0) -> float:
+    def detection_time(self, node: NodeId, late: float = 0.0) -> float:
         """The node falls silent: how long until it is marked?"""
         self.answering.remove(node)
         began = self.now
@@ -140,7 +140,7 @@ def test_B25_in_good_health_a_death_is_found_as_fast_as_without() -> None:
         plain, careful = (Watcher(*NODES[1 : 1 + others], self_health=on) for on in (False, True))
         plain.run(30)
         careful.run(30)
-        assert careful.found(B) == plain.found(B) < 5.0
+        assert careful.detection_time(B) == plain.detection_time(B) < 5.0
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_B25_who_is_patient_suspects_later() -> None:
     fresh.run(30.0)
     starved.run(27.0)
     starved.run(3.0, late=2.5)
-    assert starved.found(B) > fresh.found(B) + 1.5
+    assert starved.detection_time(B) > fresh.detection_time(B) + 1.5
 
 
 @pytest.mark.parametrize("late", [0.3, 1.5, 1.99, 30.0])
@@ -184,14 +184,14 @@ def test_B25_several_that_fall_silent_at_once_are_suspected_later_than_one() -> 
     for watcher in (alone, together):
         watcher.run(30.0)
     together.answering = [B]
-    assert alone.found(B) + 2.0 < together.found(B) < 10.0
+    assert alone.detection_time(B) + 2.0 < together.detection_time(B) < 10.0
 
 
 def test_B25_a_false_alarm_makes_careful_unless_the_other_was_starved() -> None:
     for lag, blamed in ((0.0, True), (8.0, False)):
         watcher = Watcher(B)
         watcher.run(30.0)
-        watcher.found(B)
+        watcher.detection_time(B)
         watcher.answering, watcher.lag = [B], lag
         watcher.run(1.0)
         assert watcher.marked == {}
@@ -203,11 +203,11 @@ def test_N12_who_says_that_it_is_starved_is_suspected_later_and_not_for_ever() -
     honest.lag = 4.0
     for watcher in (honest, silent):
         watcher.run(30.0)
-    assert honest.found(B) == pytest.approx(silent.found(B) + 4.0, abs=0.5)
+    assert honest.detection_time(B) == pytest.approx(silent.detection_time(B) + 4.0, abs=0.5)
     greedy = Watcher(B)
     greedy.lag = 1e6
     greedy.run(30.0)
-    assert silent.marked[B] + 8.0 < 30.0 + greedy.found(B) < 30.0 + 16.0
+    assert silent.marked[B] + 8.0 < 30.0 + greedy.detection_time(B) < 30.0 + 16.0
 
 
 def test_N12_a_starved_node_is_news_once_until_it_has_recovered() -> None:
@@ -232,7 +232,7 @@ def test_N12_a_late_node_says_so_in_the_first_reply_already() -> None:
 def test_whom_unanswered_beats_have_found_only_a_reply_brings_back() -> None:
     """The detector of a starved observer finds nobody: all its time is credited."""
     watcher = Watcher(B)
-    watcher.found(B, late=5.0)
+    watcher.detection_time(B, late=5.0)
     watcher.hb.on_sign_of_life(B, watcher.now)
     watcher.run(12.0, late=5.0)
     assert B in watcher.marked

@@ -176,9 +176,9 @@ def test_N9_loads_are_smoothed_and_stay_with_their_shards() -> None:
     seen, _ = table([[0, 0], [0]])
     first, second = sorted(seen.regions)
     load_estimates.record(ShardLoads(first, {"0": 100.0, "2": 7.0}), seen, 0.0)
-    assert load_estimates.known(seen) is None, "the second has not reported"
+    assert load_estimates.shard_loads(seen) is None, "the second has not reported"
     load_estimates.record(ShardLoads(second, {}), seen, 0.0)
-    assert load_estimates.known(seen) == {"0": 100.0, "1": 0.0, "2": 0.0}, (
+    assert load_estimates.shard_loads(seen) == {"0": 100.0, "1": 0.0, "2": 0.0}, (
         "of others it cannot say anything"
     )
     load_estimates.record(ShardLoads(first, {}), seen, HALF_LIFE_S)
@@ -197,7 +197,7 @@ def test_S3_20_what_nodes_have_to_spare_is_smoothed_and_forgotten_with_them() ->
     load_estimates.record(ShardLoads(first, {}, "time", 0.5), seen, HALF_LIFE_S)
     assert load_estimates.spare == {first: pytest.approx(0.7), second: 0.3}
     alone, _ = table([[0]])
-    load_estimates.known(alone)
+    load_estimates.shard_loads(alone)
     assert list(load_estimates.spare) == [first]
 
 
@@ -211,11 +211,13 @@ def test_S3_20_a_report_in_another_unit_is_noted_once_and_does_not_count() -> No
         f"{node} reports messages, sharding.load is time here",
     )
     assert load_estimates.record(ShardLoads(node, {"0": 900.0}), seen, 1.0) == []
-    assert (load_estimates.loads, load_estimates.known(seen)) == ({}, None)
+    assert (load_estimates.loads, load_estimates.shard_loads(seen)) == ({}, None)
     assert load_estimates.record(ShardLoads(node, {"0": 0.5}, "time"), seen, 2.0) == []
-    assert load_estimates.known(seen) == {"0": 0.5}
+    assert load_estimates.shard_loads(seen) == {"0": 0.5}
     assert load_estimates.record(ShardLoads(node, {"0": 900.0}), seen, 3.0) != []
-    assert load_estimates.known(seen) is None, "nothing moves until it reports as the others do"
+    assert load_estimates.shard_loads(seen) is None, (
+        "nothing moves until it reports as the others do"
+    )
 
 
 def test_S3_20_a_shard_that_moved_for_balance_rests_for_the_cool_down() -> None:
@@ -236,8 +238,8 @@ def test_a_region_of_a_new_incarnation_must_report_first() -> None:
     for node in seen.regions:
         load_estimates.record(ShardLoads(node, {"0": 1.0}), seen, 0.0)
     alone, _ = table([[0]])
-    assert load_estimates.known(alone) is not None
-    assert load_estimates.known(seen) is None
+    assert load_estimates.shard_loads(alone) is not None
+    assert load_estimates.shard_loads(seen) is None
 
 
 def test_N9_a_shard_too_hot_to_be_balanced_is_noted_once() -> None:

@@ -64,7 +64,7 @@ class CoordinatorDriver:
             cluster_minimum,
             threaded=threaded,
         )
-        self.asked: list[ev.AskStrategy] = []
+        self.questions: list[ev.AskStrategy] = []
         self.writes: list[ev.Persist] = []
         self.taken = False
         """Another coordinator has claimed an epoch in the store."""
@@ -110,7 +110,7 @@ class CoordinatorDriver:
                 case ev.Persist():
                     self.writes.append(effect)
                 case ev.AskStrategy():
-                    self.asked.append(effect)
+                    self.questions.append(effect)
                 case ev.Stop(reason):
                     self.stopped = reason
                 case ev.ShardsStopped(shards):

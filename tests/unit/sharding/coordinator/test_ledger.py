@@ -55,7 +55,7 @@ def test_an_adopted_home_on_a_dead_node_is_dropped_and_its_shard_wanted() -> Non
     made = adopting()
     made.remove_nodes([B], 1.0)
     assert made.adopted == {}
-    assert made.wanted == {"1": ANY_HOME}
+    assert made.wanted_homes == {"1": ANY_HOME}
     writing = made.plan(by(LeastShard()), hosts)
     assert writing is not None
     assert [home and home.node for home in writing.homes.values()] == [A]
@@ -65,7 +65,7 @@ def test_an_adopted_home_of_a_living_node_survives_the_death_of_another() -> Non
     made = adopting()
     made.remove_nodes([A], 1.0)
     assert made.adopted == {"1": REPORTED}
-    assert made.wanted == {}
+    assert made.wanted_homes == {}
 
 
 def test_a_shard_whose_older_home_is_in_the_table_is_not_wanted_when_the_adopter_dies() -> None:
@@ -76,7 +76,7 @@ def test_a_shard_whose_older_home_is_in_the_table_is_not_wanted_when_the_adopter
     newer = Home("1", B, old.fence + 5)
     assert made.reconcile(B, [newer]).losers == [old]
     made.remove_nodes([B], 1.0)
-    assert made.wanted == {}
+    assert made.wanted_homes == {}
     assert made.home_of("1") == old
 
 
@@ -85,7 +85,7 @@ def test_a_node_that_becomes_a_proxy_during_the_write_of_its_home_loses_it() -> 
     assert made.plan(by(LeastShard()), no_hosts) is not None
     made.register(B, 1.0, proxy=True)
     assert made.apply_write(2.0) == []
-    assert made.wanted == {"1": ANY_HOME}
+    assert made.wanted_homes == {"1": ANY_HOME}
     assert made.table.homes == {}
     made.check()
 
@@ -157,7 +157,7 @@ def test_a_home_below_the_last_fence_of_its_shard_counts_under_a_new_one(
     assert writing is not None
     assert writing.homes == {"3": found.renewed[0] if renewed else home}
     assert made.apply_write(1.0) == [writing.homes["3"]]
-    assert made.wanted == {}
+    assert made.wanted_homes == {}
 
 
 def test_a_store_that_lost_its_table_has_no_last_fences() -> None:

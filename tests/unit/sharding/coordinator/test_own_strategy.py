@@ -43,12 +43,12 @@ class Own:
 
 class World(CoordinatorDriver):
     def __init__(self, strategy: Any = None, **options: Any) -> None:
-        self.own = strategy if strategy is not None else Own()
-        super().__init__(strategy=self.own, threaded=True, **options)
+        self.strategy = strategy if strategy is not None else Own()
+        super().__init__(strategy=self.strategy, threaded=True, **options)
 
     def answer(self) -> list[tuple[NodeId, ev.Message]]:
         """The strategy answers the last question."""
-        return self.handle(self.asked[-1].ask())
+        return self.handle(self.questions[-1].ask())
 
     def home_by_answer(self, shard: str) -> None:
         """Give the shard a home by the strategy's answer."""
@@ -73,11 +73,11 @@ def test_a_shard_waits_for_the_strategy_and_the_reason_names_it() -> None:
     world = ready()
     assert world.ask(A, "1") == [(A, msg.Wait(1, ("1",), "Own.allocate is to answer"))]
     assert world.writes == []
-    assert len(world.asked) == 1
+    assert len(world.questions) == 1
     world.answer()
     assert world.written() == {"1": B}
     assert (A, "ShardHomes") in names(world.persisted())
-    assert len(world.asked) == 1, "nothing is left to ask"
+    assert len(world.questions) == 1, "nothing is left to ask"
 
 
 def test_a_strategy_that_does_not_return_costs_its_type_a_while_once() -> None:
@@ -89,7 +89,7 @@ def test_a_strategy_that_does_not_return_costs_its_type_a_while_once() -> None:
     world.persisted()
     world.ask(A, "2")
     assert world.written() == {"2": B}, "at once, to the region with the fewest"
-    assert len(world.asked) == 1
+    assert len(world.questions) == 1
     [(method, what)] = world.coordinator.rebalancing.faults.shown(world.now)
     assert method == "Own.allocate"
     assert what.startswith("has not returned for 2 s")
@@ -100,7 +100,7 @@ def test_shards_that_do_not_need_the_strategy_do_not_wait_for_it() -> None:
     world = ready()
     world.home_by_answer("1")
     world.ask(A, "2")
-    assert len(world.asked) == 2
+    assert len(world.questions) == 2
     adopted = msg.Home("7", A, 1 << 33)
     world.handle(ev.MessageReceived(A, msg.Register(A, False, "crc32/8", (adopted,))))
     assert world.written() == {"7": A}
@@ -111,13 +111,13 @@ def test_shards_that_do_not_need_the_strategy_do_not_wait_for_it() -> None:
 
 def test_an_answer_that_names_a_node_which_is_gone_is_asked_for_again() -> None:
     world = ready(live=(A, B, C))
-    world.own.node = C
+    world.strategy.node = C
     world.ask(A, "1")
-    late = world.asked[-1].ask()
+    late = world.questions[-1].ask()
     world.handle(ev.MembersChanged((A, B)))
     world.handle(late)
     assert world.writes == []
-    assert len(world.asked) == 2
+    assert len(world.questions) == 2
     world.answer()  # C again, which is no candidate
     assert world.written() == {"1": A}
     assert "strategy_failed" in world.notes
@@ -128,7 +128,7 @@ def test_a_plan_moves_what_is_still_where_the_plan_saw_it() -> None:
     world = ready(settings=settings, live=(A, B, C))
     for shard in "123":
         world.home_by_answer(shard)
-    world.own.moves = [Move("1", B, A), Move("2", C, A), Move("3", B, C)]
+    world.strategy.moves = [Move("1", B, A), Move("2", C, A), Move("3", B, C)]
     world.wait(COALESCE_S)
     moving = world.answer()
     begun = {home.shard for _, m in moving if isinstance(m, msg.BeginHandOff) for home in m.homes}
@@ -140,7 +140,7 @@ def test_a_strategy_that_is_late_moves_nothing_for_balance() -> None:
     world = ready(settings=settings)
     for shard in "1234":
         world.home_by_answer(shard)
-    world.own.moves = [Move("1", B, A)]
+    world.strategy.moves = [Move("1", B, A)]
     world.wait(COALESCE_S + ANSWER_S)
     assert "strategy_failed" in world.notes
     world.wait(30.0)
@@ -154,9 +154,9 @@ def test_allocate_gets_the_loads_that_regions_have_reported() -> None:
     report = msg.ShardLoads(B, {"1": 40.0, "2": 3.0}, "messages", 1.0)
     world.handle(ev.MessageReceived(B, report))
     world.handle(ev.MembersChanged((A,)))
-    world.own.node = A
+    world.strategy.node = A
     world.answer()
-    assert world.own.seen == {"1": 40.0, "2": 3.0}
+    assert world.strategy.seen == {"1": 40.0, "2": 3.0}
     assert world.written() == {"1": A, "2": A}
 
 
@@ -177,7 +177,7 @@ def test_the_shards_of_a_node_that_leaves_get_the_strategys_targets_in_a_direct_
     world = ready(settings=ShardingSettings(handoff="ordered"), live=(A, B, C))
     for shard in "12":
         world.home_by_answer(shard)
-    world.own.node = C
+    world.strategy.node = C
     world.handle(ev.MessageReceived(B, msg.GracefulShutdownRequest(B)))
     world.answer()
     targets = {shard: home and home[0] for shard, home in world.writes[-1].homes.items()}
@@ -206,6 +206,6 @@ def test_a_strategy_that_inherits_from_least_load_gets_the_loads_too() -> None:
 def test_a_forecast_asks_the_strategy_and_reports_no_faults() -> None:
     world = ready()
     world.home_by_answer("1")
-    world.own.node = A
+    world.strategy.node = A
     seen = world.coordinator.forecasting(0, (B,))()
     assert seen.moved == {"1": (B, A)}

@@ -43,19 +43,19 @@ class World:
     """The calls of one coordinator, turn by turn."""
 
     def __init__(self) -> None:
-        self.own = Own()
-        self.calls = StrategyCalls(lambda: self.own, PinnedShards(self.own).around)
-        self.asked: list[AskStrategy] = []
+        self.strategy = Own()
+        self.calls = StrategyCalls(lambda: self.strategy, PinnedShards(self.strategy).around)
+        self.questions: list[AskStrategy] = []
 
     def turn(self, now: float, *shards: str) -> dict[str, NodeId] | None:
         """Request homes in one turn; return the answer."""
         answer = self.calls.ask("homes", question(shards)) if shards else None
-        self.asked += self.calls.end_turn(now)
+        self.questions += self.calls.end_turn(now)
         return answer
 
     def answer(self, now: float) -> tuple[str, ...]:
         """The strategy answers the last questions; return its faults."""
-        faults = self.calls.on_answer(self.asked[-1].ask(), now)
+        faults = self.calls.on_answer(self.questions[-1].ask(), now)
         return tuple(" ".join(fault) for fault in faults)
 
     def late(self, now: float) -> str:
@@ -75,7 +75,7 @@ def test_an_answer_comes_in_a_later_turn_and_once() -> None:
     assert world.calls.state is CallState.ASKED
     assert world.calls.waits() == "Own.allocate is to answer"
     assert world.turn(0.1, "1") is None
-    assert len(world.asked) == 1, "one call at a time"
+    assert len(world.questions) == 1, "one call at a time"
     assert world.answer(0.2) == ()
     assert world.calls.has_answer("homes")
     assert world.turn(0.2, "1") == {"1": B}
@@ -91,7 +91,7 @@ def test_an_answer_that_nobody_fetches_is_forgotten() -> None:
     world.turn(0.1)
     assert not world.calls.has_answer("homes")
     assert world.turn(0.2, "1") is None
-    assert len(world.asked) == 2
+    assert len(world.questions) == 2
 
 
 def test_all_questions_of_a_turn_are_one_call() -> None:
@@ -99,7 +99,7 @@ def test_all_questions_of_a_turn_are_one_call() -> None:
     for key in ("homes", "leaving"):
         assert world.calls.ask(key, question([key])) is None
     world.turn(0.0)
-    assert len(world.asked) == 1
+    assert len(world.questions) == 1
     world.answer(0.1)
     assert world.calls.ask("leaving", question(["leaving"])) == {"leaving": B}
     assert world.calls.ask("homes", question(["homes"])) == {"homes": B}
@@ -110,10 +110,10 @@ def test_a_question_that_comes_up_during_a_call_is_asked_after_it() -> None:
     world.turn(0.0, "1")
     assert world.calls.ask("leaving", question(["2"])) is None
     world.turn(0.1)
-    assert len(world.asked) == 1
+    assert len(world.questions) == 1
     world.answer(0.2)
     assert world.turn(0.2, "1") == {"1": B}
-    assert len(world.asked) == 2
+    assert len(world.questions) == 2
 
 
 def test_a_strategy_that_does_not_return_is_left_alone_and_shards_go_to_the_fewest() -> None:
@@ -123,7 +123,7 @@ def test_a_strategy_that_does_not_return_is_left_alone_and_shards_go_to_the_fewe
     assert fault.startswith("allocate has not returned  for 2 s")
     assert world.turn(2.0, "1") == {"1": A}
     assert world.turn(3.0, "2") == {"2": A}
-    assert len(world.asked) == 1, "it is not called a second time"
+    assert len(world.questions) == 1, "it is not called a second time"
     assert world.calls.deadline() == 2.0 + REPEAT_S
     [again] = world.calls.tick(2.0 + REPEAT_S)
     assert "for 12 s" in " ".join(again)
@@ -154,7 +154,7 @@ def test_a_late_answer_does_not_count_and_the_strategy_rests_longer_each_time() 
 
 def test_the_faults_of_a_call_come_with_its_answer() -> None:
     world = World()
-    world.own.fails = SystemExit(3)
+    world.strategy.fails = SystemExit(3)
     world.turn(0.0, "1")
     assert world.answer(0.1) == ("allocate raised SystemExit : 3",)
     assert world.turn(0.1, "1") == {"1": A}

@@ -912,7 +912,7 @@ def test_a_sender_remembers_a_bounded_number_of_old_homes() -> None:
     homes = [Home("17", NodeId("m", port, port), port) for port in range(10, 30)]
     for old, new in pairwise([OLD, *homes]):
         here.got(COORDINATOR, msg.HomesMoved(EPOCH, "ordered", (ShardMove(old, new),)))
-    assert len(here.region.routing._route("17").left) == LEFT_MAX
+    assert len(here.region.routing._route("17").unflushed_homes) == LEFT_MAX
 
 
 def test_local_senders_of_the_new_home_wait_until_its_own_acknowledgement_is_back() -> None:

@@ -16,7 +16,7 @@ from tests.explore.on_a_loop import LoopOfWorld
 class Name:
     """The name of a host that has one address."""
 
-    known = SimpleNamespace(addresses=("10.0.0.1",))
+    known_name = SimpleNamespace(addresses=("10.0.0.1",))
 
     def renew(self, *, new_process: bool = False) -> None: ...
     def settle(self) -> None: ...

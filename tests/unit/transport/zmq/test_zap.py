@@ -145,7 +145,7 @@ def test_the_addresses_that_are_remembered_are_bounded() -> None:
     limit = HandshakeLimit()
     for n in range(zap.ADDRESSES_MAX + 100):
         limit.accepted(str(n), 0.0)
-    assert len(limit._left) == zap.ADDRESSES_MAX
+    assert len(limit._attempts) == zap.ADDRESSES_MAX
 
 
 @pytest.mark.parametrize(
