@@ -381,6 +381,7 @@ class EntityDeliveries:
         if isinstance(number, KeyedAsk):
             refusal = _write_refusal(encode_rejection(error))  # type: ignore[arg-type]
             record.keep(number.key, ResultForm.REJECTION, refusal, now, mark)
+            self._age(activation, record, now)
         elif self._kind.states is None:
             self._mark(activation, record, number, now)
 
@@ -414,6 +415,7 @@ class EntityDeliveries:
         record = DeliveryRecord.of(stored)
         if stored:
             records[activation.key] = record
+            self._age(activation, record, int(self._wall_clock()))
         elif records:
             records.pop(activation.key, None)
         if self.sends is not None:
@@ -489,6 +491,7 @@ class EntityDeliveries:
             self._mark(activation, record, handling.number, now)
         elif handling.key not in record.results:
             record.keep(handling.key, ResultForm.UNKNOWN, b"", now, handling.mark)
+            self._age(activation, record, now)
 
     # ---- journals
 

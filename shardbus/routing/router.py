@@ -789,12 +789,14 @@ class Router:
             self._settle(self.rows)
 
     def give_up(self, reason: str) -> int:
-        """Count every message that waits here as dropped; return their number."""
+        """Drop every message that waits here, of all types that use this table, and count it;
+        return their number. Asks have their outcome at their deadline, or by `end`."""
         uncounted, given_up = self._take_uncounted(), list(self._buffered())
         for message in uncounted:
             self._drop_uncounted(message, reason)
         for pending in given_up:
-            self._dropped(pending, reason)
+            self.table._dropped(pending, reason)
+        self.handle(events.Withdrawn(tuple((p.shard, p) for p in given_up)))
         return len(uncounted) + len(given_up)
 
     # ---- instances

@@ -701,7 +701,7 @@ class RegionShell:
 
     def give_up_undelivered(self) -> None:
         """Count and log the messages that never found a home, for the reports to their senders."""
-        if self.table is self and (left := self.router.give_up("undelivered")):
+        if left := self.router.give_up("undelivered"):
             log.warning("%d messages of %r found no home before this node ended", left, self.name)
 
     def close(self) -> None:

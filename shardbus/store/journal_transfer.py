@@ -147,10 +147,7 @@ async def journal_lines(
     after = page.first - 1
     while after < last:
         if not page.entries or page.first != after + 1:
-            raise StoreError(
-                f"entries of the journal {kind} {name!r:.100} are removed while it is read",
-                hint="repeat it, or stop the nodes",
-            )
+            raise _removed(kind, name)
         for number, entry in enumerate(page.entries[: last - after], page.first):
             yield _line({"number": number, **shown_event(entry)})
         after = page.end
@@ -162,14 +159,26 @@ async def _begin(
     store: StateStore, journals: JournalStore, place: tuple[str, str, str]
 ) -> tuple[bytes | None, JournalPage]:
     """Return the snapshot of a journal and its first page. A node may save a snapshot meanwhile,
-    and remove the entries before it: then both are read again."""
-    attempts = 0
-    while True:
-        attempts += 1
+    and remove the entries before it: then both are read again.
+
+    Raises:
+        StoreError: the node does so each time.
+    """
+    for _ in range(ATTEMPTS):
         [snapshot] = await store.read_states(place[0], [place[2]])
         page = await journals.read(*place, 0, PAGE)
-        if snapshot is None or _number(snapshot) >= page.first - 1 or attempts == ATTEMPTS:
+        if page.first == 1 or (snapshot is not None and _number(snapshot) >= page.first - 1):
             return snapshot, page
+        if [snapshot] == await store.read_states(place[0], [place[2]]):
+            return snapshot, page  # what has no snapshots is trimmed, too
+    raise _removed(place[0], place[2])
+
+
+def _removed(kind: str, name: str) -> StoreError:
+    return StoreError(
+        f"entries of the journal {kind} {name!r:.100} are removed while it is read",
+        hint="repeat it, or stop the nodes",
+    )
 
 
 def _number(snapshot: bytes) -> int:

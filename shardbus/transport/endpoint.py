@@ -161,8 +161,8 @@ class Endpoint:
 
     def remove(self, node: NodeId, error: RequestError) -> None:
         """This incarnation is gone for good: end every session with it, and accept none."""
+        self.incoming.refuse(node)
         self.end_sessions(node, error)
-        self.incoming.remove(node, error)
 
     def end_sessions(self, node: NodeId, error: RequestError) -> None:
         """End every session with this incarnation. It may open new ones."""

@@ -327,12 +327,11 @@ class IncomingSessions:
 
     # ---- the end of sessions
 
-    def remove(self, node: NodeId, error: RequestError) -> None:
-        """This incarnation is gone for good: end its session, and accept none."""
+    def refuse(self, node: NodeId) -> None:
+        """Accept no session of this incarnation: it is gone for good."""
         self._removed[str(node)] = None
         if len(self._removed) > REMOVED_MAX:
             del self._removed[next(iter(self._removed))]
-        self.end_session(node, error)
 
     def end_session(self, node: NodeId, error: RequestError) -> None:
         """End the session that this incarnation has opened."""

@@ -44,9 +44,9 @@ ARGUMENTS_MAX = 15
 ARGUMENTS_NESTING_MAX = NESTING_MAX + 1
 """Levels of arguments: they are in an array of their own."""
 ONE_ARGUMENT = 0x91
+"""First byte of an array of one argument."""
 IMPORTED = "import what it names, not only for type checkers"
 """The remedy for an annotation that names something unknown."""
-"""First byte of an array of one argument."""
 _PLAIN: tuple[type, ...] = (bytes, str, int, float, bool, type(None), list, tuple, dict)
 Decode = Callable[[bytes], Any]
 Extractor = Callable[[Any], "str | tuple[str, object] | None"]

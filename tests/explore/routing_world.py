@@ -193,6 +193,8 @@ class Homes:
         tells = [name for name in self.waiting() if name not in self.ask_outcomes.futures]
         before = Counter(name.split(" ")[-1] for name in self.dropped)
         self.world.run(self.router.give_up, "undelivered")
+        assert self.region.buffered == (0, 0), "messages wait that were given up"
+        assert self.world.run(self.router.give_up, "undelivered") == 0, "given up twice"
         for name in set(tells):
             more = sum(line.split(" ")[-1] == name for line in self.dropped) - before[name]
             assert more == tells.count(name), f"{name} counts {more} times as dropped"

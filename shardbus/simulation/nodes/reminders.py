@@ -81,7 +81,7 @@ class ReminderChecker:
         """The type, id and delivery of each stored reminder whose effect a save had."""
         self._done: dict[tuple[str, str, str], int] = {}
         """By delivery: the fence under which its handler has returned."""
-        self.set = self.called = self.again = 0
+        self.called = 0
 
     def attach(self, world: NodeWorld, checker: DeliveryChecker) -> None:
         """Belong to this run."""
@@ -122,7 +122,6 @@ class ReminderChecker:
             if dice.random() < 0.2:
                 return  # stored before the answer, which no code here sees
             await saves()
-        self.set += 1
         self._pending.setdefault(mark, due)
         self._note(context, f"sets {mark} at {due}")
 
@@ -134,7 +133,6 @@ class ReminderChecker:
         key = (context.entity_type, key_of(context), reminder.delivery)
         if self._done.get(key) == context.fence and not self._world.store.lied:
             raise self._broken(f"{key} is called again under fence {context.fence:x}")
-        self.again += key in self._done
         self.called += 1
 
     def on_done(self, context: Context, reminder: Reminder, mark: str) -> None:

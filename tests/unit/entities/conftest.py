@@ -28,7 +28,9 @@ async def _hosts_are_closed() -> AsyncIterator[None]:
     """Cancel tasks that a test leaves under way, so that it does not reach another test."""
     yield
     closed = [Bench.made.pop() for _ in range(len(Bench.made))]
+    missing = [bench.missing for bench in closed]
     for bench in closed:
         bench.host.close()
     if closed:
         await turns()
+    assert not any(missing), f"{missing} messages arrived and have no fate"

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from shardbus import Entity, handler
 from shardbus.app import ShardBus
 from shardbus.config.settings import ShardingSettings
-from shardbus.entities.activation import Activation
+from shardbus.entities.activation import Activation, Message
 from shardbus.entities.entity_type import StopReason
 from shardbus.entities.eviction import CompositePolicy, EvictionPolicy
 from shardbus.entities.gate import SuspensionGate
@@ -18,6 +18,7 @@ from shardbus.entities.runs import RunHandler, read_ahead
 from shardbus.errors import StaleFence
 from shardbus.store.memory import MemoryData, MemoryStore
 from shardbus.transport.asks import fail_of, failure
+from shardbus.transport.drop_reports import Origin
 from shardbus.wire.schema import decode_value, encode_value, form_of
 from tests.waiting import until
 
@@ -223,6 +224,8 @@ class Bench:
         self.kind = kind
         self.now = 0.0
         """The time of the gate's clock."""
+        self.passed_on = 0
+        """Messages that the test has taken for the next home."""
         self.gate = SuspensionGate(lambda: self.now)
         chosen = ShardingSettings().for_type(name, {**kind.declared, **settings})
         ref: Callable[[Any, str], Any] = lambda cls, entity_id: (cls, entity_id)  # noqa: E731
@@ -265,11 +268,11 @@ class Bench:
 
     def tell(self, entity_id: str, method: str, *args: Any) -> None:
         """Tell a handler."""
-        self._deliver(method, [(entity_id, encode_value(args), 0)], None, 0)
+        self._deliver(method, [(entity_id, encode_value(args), Origin.UNREPORTED)], None, 0)
 
     def tell_many(self, method: str, *rows: tuple[str, tuple[Any, ...]]) -> None:
         """Tell a handler of several entities in one run."""
-        run = [(entity_id, encode_value(args), 0) for entity_id, args in rows]
+        run = [(entity_id, encode_value(args), Origin.UNREPORTED) for entity_id, args in rows]
         self._deliver(method, run, None, 0)
 
     def ask_many(
@@ -302,9 +305,24 @@ class Bench:
         ahead = read_ahead(invoker, [payload for _, payload, _ in rows])
         ids, payloads, corrs = zip(*rows, strict=True)
         find, deliver = host.active.get, self.runs.deliver
+        host.counts.accepted += len(ids)
         deliver(find, arrive, invoker, asker, ids, payloads, corrs, deadline, (), ahead)
 
     # ---- state
+
+    @property
+    def missing(self) -> int:
+        """How many messages arrived and have no fate (`shells.message_account`)."""
+        counts, at_work = self.host.counts, self.host.runner.at_work
+        delivered = counts.begun - counts.undone - at_work
+        known = delivered + self.host.waiting + sum(counts.dropped.values())
+        return counts.accepted + counts.own_dropped - known - self.passed_on
+
+    def take_unhandled(self) -> list[tuple[str, Message]]:
+        """Take the messages that go on to the next home of the shard."""
+        unhandled = self.host.draining.take_unhandled(self.SHARD)
+        self.passed_on += len(unhandled)
+        return unhandled
 
     @property
     def dropped(self) -> dict[str, int]:

@@ -20,6 +20,7 @@ from shardbus import (
     ShardBus,
     handler,
 )
+from shardbus.deliveries import record
 from shardbus.entities.entity_sends import LIST, delivers
 from shardbus.errors import SchemaError
 from shardbus.testing import EntityProbe, TestCluster
@@ -113,6 +114,10 @@ class Till(Entity):
         self.taken.append(number)
 
     @handler
+    def refuse(self) -> None:
+        raise Broke(len(self.taken))
+
+    @handler
     def report(self) -> list[int]:
         return self.taken
 
@@ -133,6 +138,12 @@ class Teller(Entity):
             raise Broke(self.state.cents)
         self.state.cents -= cents
         await self.save()
+
+    @handler
+    async def late(self, cents: int) -> None:
+        self.state.cents += cents
+        await self.save()
+        raise ConnectionError("after the save")
 
     @handler
     def receipt(self) -> None:
@@ -504,3 +515,40 @@ async def test_poison_is_replayed_unless_its_sender_got_an_error(
         letters = cluster.nodes[0]._process.node.records.letters
         kept = [one for ring in letters.rings.values() for one in ring]
         assert [(one.reason, one.answered) for one in kept] == [("poison", kind == "caller")]
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        (Account, "credit"),
+        (Account, "earn"),
+        (Account, "late"),
+        (Account, "refuse"),
+        (Teller, "late"),
+        (Till, "take"),
+        (Till, "refuse"),
+    ],
+)
+async def test_an_entity_remembers_a_bounded_number_of_producers_and_results(
+    kind: type[Any], method: str, keyed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever way its handler ends. Forgotten ones are counted."""
+    kept, sent = 3, 5
+    monkeypatch.setattr(record, "RESULTS_MAX", kept)
+    settings = {"delivery.producers": kept, "delivery.attempts": 1}
+    async with TestCluster(bus, nodes=1, settings=settings) as cluster:
+        arguments = () if method == "refuse" else (1,)
+        for number in range(sent):
+            client = await cluster.connect(f"c{number}")
+            to = getattr(client.ref(kind, "a"), method)
+            with suppress(Broke, DeliveryFailed, EntityFailed):
+                if keyed:
+                    await to.ask(*arguments, key=f"k{number}")
+                else:
+                    await to.deliver(*arguments)
+        host = cluster.nodes[0]._process.node.regions[kind.__name__.lower()].host
+        [remembered] = [s.records["a"] for s in host.shards.values() if "a" in s.records]
+        rows = remembered.results if keyed else remembered.done
+        assert len(rows) == kept
+        assert host.deliveries.decisions["forgotten"] >= sent - kept

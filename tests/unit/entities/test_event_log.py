@@ -330,9 +330,10 @@ async def test_a_delivery_that_persists_nothing_is_stored_by_a_snapshot() -> Non
         assert row.seq == 2
 
 
-async def test_a_replay_makes_the_record_of_deliveries_again() -> None:
+@pytest.mark.parametrize("producers", [2, 3])
+async def test_a_replay_makes_the_record_of_deliveries_again(producers: int) -> None:
     """Of the snapshot's record and the journal behind it, in the order of their use."""
-    async with EntityProbe(Account, "a") as probe:
+    async with EntityProbe(Account, "a", settings={"delivery.producers": producers}) as probe:
         clients = [probe.cluster.client(f"client-{n}") for n in range(3)]
         for n in range(7):  # a snapshot comes behind the fifth
             await clients[n % 3].ref(Account, "a").deposit.deliver(n)
@@ -342,6 +343,7 @@ async def test_a_replay_makes_the_record_of_deliveries_again() -> None:
         await clients[1].ref(Account, "a").deposit.deliver(8)
         [hosted] = (shard for shard in probe._host.shards.values() if "a" in shard.records)
         before = hosted.records["a"]
+        assert len(before.done) == producers
         await probe.crash()
         assert await probe.ask("seen") == [*range(9)]
         [hosted] = (shard for shard in probe._host.shards.values() if "a" in shard.records)

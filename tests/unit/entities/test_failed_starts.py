@@ -215,7 +215,7 @@ async def test_at_a_handoff_waiting_messages_go_to_the_next_home() -> None:
     log.start_gate.set()
     await b.stopped()
     assert not ask.done()
-    assert [entity_id for entity_id, _ in b.host.draining.take_unhandled(Bench.SHARD)] == ["e"]
+    assert [entity_id for entity_id, _ in b.take_unhandled()] == ["e"]
 
 
 @ALL

@@ -250,6 +250,7 @@ async def test_a_long_run_stops_where_the_time_is_over() -> None:
         return b.host.activate(b.host.shards[b.SHARD], entity_id)
 
     find = b.host.active.get
+    b.host.counts.accepted += len(ids)
     b.runs.deliver(find, arrive, kind, None, ids, payloads, corrs, 0)
     assert len(log.rows) == RUN_SLICE
     b.now = 0.0

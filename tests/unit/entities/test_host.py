@@ -299,8 +299,8 @@ async def test_an_entity_cut_off_while_it_passivates_is_not_started_again(
     assert b.down == [Bench.SHARD]
     assert b.host.counts.started == {"message": 1}
     assert (b.host.entities, b.host.counts.cut_off) == (0, 1)
-    left = b.host.draining.take_unhandled(Bench.SHARD)
-    assert b.host.draining.take_unhandled(Bench.SHARD) == []
+    left = b.take_unhandled()
+    assert b.take_unhandled() == []
     if passes_on:
         assert [(i, m.corr) for i, m in left] == [("e", 2), ("e", 3)]
         assert not any(w.done() for w in waiting)

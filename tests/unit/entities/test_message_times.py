@@ -16,7 +16,12 @@ class Watch:
 
     @property
     def noted(self) -> tuple[int, float, int, float]:
+        """Return the counts and sums of both histograms. Each time of a handler counts for its
+        method, too."""
         waited, handled = self.times.waited, self.times.handled
+        methods = self.times.methods.values()
+        assert sum(method.count for method in methods) == handled.count
+        assert sum(method.sum for method in methods) == handled.sum
         return waited.count, waited.sum, handled.count, handled.sum
 
 

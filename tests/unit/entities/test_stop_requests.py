@@ -338,7 +338,7 @@ async def test_a_stale_activation_handles_no_waiting_message_at_a_handoff() -> N
         await waiting
     await b.stopped()
     assert log.rows == [StopReason.FAILURE]
-    assert b.dropped == {"stopped": 1}
+    assert b.dropped == {"failed": 1, "stopped": 1}
 
 
 async def test_a_stop_message_alone_is_no_reason_to_ask_a_silent_store_again() -> None:
@@ -354,4 +354,4 @@ async def test_a_stop_message_alone_is_no_reason_to_ask_a_silent_store_again() -
     b.stop()
     log.gate.set()
     await b.stopped()
-    assert (b.dropped, b.host.counts.cut_off, log.rows) == ({}, 0, [])
+    assert (b.dropped, b.host.counts.cut_off, log.rows) == ({"failed": 1}, 0, [])

@@ -441,6 +441,23 @@ async def test_the_asker_of_a_handler_that_is_cut_off_gets_an_error() -> None:
     assert log.rows == []
 
 
+@pytest.mark.parametrize("waiting", [0, 2])
+async def test_a_tell_whose_handler_is_cut_off_counts_as_failed_and_not_as_delivered(
+    waiting: int,
+) -> None:
+    b = bench(log := Log())
+    for n in range(1 + waiting):
+        b.tell("e", "slow", n)
+    await turns()
+    b.host.stop_shards([Bench.SHARD], StopReason.HANDOFF, 0.0)
+    counts = b.host.counts
+    assert b.dropped == {"failed": 1} | ({"stopped": waiting} if waiting else {})
+    assert (counts.begun - counts.undone, b.missing) == (0, 0)
+    log.gate.set()
+    await turns(20)
+    assert log.rows == []
+
+
 async def test_an_entity_that_stops_in_time_is_not_cut_off_later() -> None:
     b = bench(Log(), stop_message="stop", passivate_after=10)
     await b.ask("e", "hit", 1)

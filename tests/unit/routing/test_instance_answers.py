@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextlib import suppress
 from itertools import permutations
 from typing import Any
 
@@ -18,11 +20,11 @@ class Asks:
     hedged = 0
     other: int | None = 2
 
-    def __init__(self) -> None:
+    def __init__(self, delay: float = 3600) -> None:
         self.loop = asyncio.get_running_loop()
         self.open: dict[int, asyncio.Future[Any]] = {}
         self.answer: asyncio.Future[Any] = self.loop.create_future()
-        FirstAnswer(self, self.answer, self.ask, 1, lambda: self.other, 3600)
+        FirstAnswer(self, self.answer, self.ask, 1, lambda: self.other, delay)
 
     def ask(self, instance: int) -> asyncio.Future[Any]:
         self.open[instance] = self.loop.create_future()
@@ -87,3 +89,35 @@ async def test_without_an_instance_that_may_have_handled_it_the_first_error_is_t
     with pytest.raises(MailboxFull) as failed:
         await asks.answer
     assert failed.value.definite
+
+
+ENDS: dict[str, Callable[[Asks, int], object]] = {
+    "a reply": lambda asks, last: asks.open[last].set_result(7),
+    "a rejection": lambda asks, last: asks.open[last].set_exception(Rejection("sold out")),
+    "a failure": lambda asks, last: asks.open[last].set_exception(NodeLost("died")),
+    "its caller gives up": lambda asks, last: asks.answer.cancel(),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("before", ["one is asked", "both are asked", "the first one has failed"])
+async def test_an_ask_that_has_ended_leaves_neither_a_timer_nor_an_open_ask(
+    before: str, end: str
+) -> None:
+    asks = Asks(delay=0 if before == "both are asked" else 3600)
+    if before == "the first one has failed":
+        asks.open[1].set_exception(NodeLost("died"))
+    if before != "one is asked":
+        while 2 not in asks.open:
+            await asyncio.sleep(0)
+    elif end == "a failure":
+        asks.other = None
+    ENDS[end](asks, max(asks.open))
+    if (before, end) == ("both are asked", "a failure"):
+        ENDS[end](asks, 1)
+    with suppress(Rejection, NodeLost, asyncio.CancelledError):
+        await asks.answer
+    await asyncio.sleep(0)
+    assert all(ask.done() for ask in asks.open.values())
+    loop: Any = asks.loop
+    assert [timer for timer in loop._scheduled if not timer.cancelled()] == []

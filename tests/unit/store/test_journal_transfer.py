@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
@@ -9,10 +10,10 @@ import pytest
 
 from shardbus.deliveries.numbers import DeliveryNumber, NumberKind
 from shardbus.deliveries.record import DeliveryRecord, decode_done, encode_done
-from shardbus.errors import ConfigError, Refused
+from shardbus.errors import ConfigError, Refused, StoreError
 from shardbus.store import journal_transfer
 from shardbus.store.journal_protocol import Append
-from shardbus.store.journal_transfer import import_journal, journal_lines, shown_event
+from shardbus.store.journal_transfer import ATTEMPTS, import_journal, journal_lines, shown_event
 from shardbus.store.memory import MemoryStore
 from shardbus.store.protocol import Save
 from shardbus.wire.schema import encode_value
@@ -98,6 +99,45 @@ async def test_the_record_of_a_snapshot_comes_with_it() -> None:
     page = await copy.journals.read("account", "7", "a", 0, 10)
     assert (page.first, page.last) == (3, 5), "projections go by the numbers"
     assert page.entries == [entry(3), entry(4), entry(5)]
+
+
+@pytest.mark.parametrize("before", [0, 1])
+@pytest.mark.parametrize("times", range(2 * ATTEMPTS))
+async def test_a_snapshot_that_is_saved_meanwhile_leaves_no_hole(times: int, before: int) -> None:
+    """A node saves a snapshot and removes the entries before it, after each of the first `times`
+    reads of the state. `before`: the number of the first snapshot, 0 without one."""
+    last = 50
+    first = numbered(before, encode_value(before)) if before else None
+    store = await started(*map(entry, range(1, last + 1)), snapshot=first)
+    read_states, saved = store.read_states, before
+
+    async def read(kind: str, ids: list[str]) -> Any:
+        nonlocal saved
+        states = await read_states(kind, ids)
+        if saved < before + 2 * times:
+            saved += 2
+            snapshot = numbered(saved, encode_value(saved))
+            await store.save_states([Save("account", "7", "a", 3, snapshot, 100 + saved)])
+            await store.journals.trim("account", "7", "a", 3, saved)
+        return states
+
+    store.read_states = read
+    try:
+        head = json.loads((await lines_of(store))[0])
+    except StoreError:
+        assert times == 2 * ATTEMPTS - 1, "two reads of each attempt"
+        return
+    assert times < 2 * ATTEMPTS - 1
+    snapshot = base64.b64decode(head.get("snapshot", ""))
+    assert split_numbered(snapshot)[0] >= head["first"] - 1
+
+
+async def test_a_journal_that_is_trimmed_without_a_snapshot_is_shown_from_its_first_entry() -> None:
+    """A durable mailbox has none."""
+    store = await started(*map(entry, range(1, 6)))
+    await store.journals.trim("account", "7", "a", 3, 2)
+    [head, *entries] = map(json.loads, await lines_of(store))
+    assert (head["first"], "snapshot" in head, len(entries)) == (3, False, 3)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -99,6 +100,35 @@ class Restless(LeastShard):
         return []
 
 
+class Remembers:
+    """Answers one question otherwise each time the other one was put. `about`: the one whose
+    answer changes."""
+
+    def __init__(self, about: str) -> None:
+        self.inner, self.about, self.asked = LeastShard(), about, Counter[str]()
+
+    def _others(self, about: str, candidates: Collection[NodeId]) -> list[NodeId]:
+        """Return the candidates for an answer: without the first one after an odd number of the
+        other question."""
+        self.asked[about] += 1
+        odd = sum(self.asked.values()) - self.asked[about]
+        return sorted(candidates)[odd % 2 if about == self.about else 0 :]
+
+    def allocate(
+        self,
+        table: ShardTable,
+        loads: Mapping[str, float],
+        shards: Sequence[str],
+        candidates: Collection[NodeId],
+    ) -> dict[str, NodeId]:
+        return self.inner.allocate(table, loads, shards, self._others("allocate", candidates))
+
+    def rebalance(
+        self, table: ShardTable, candidates: Collection[NodeId], in_flight: Mapping[str, Move]
+    ) -> list[Move]:
+        return self.inner.rebalance(table, self._others("rebalance", candidates), in_flight)
+
+
 class Rescues(LeastShard):
     """Moves shards of nodes that leave, also when there is no candidate."""
 
@@ -118,6 +148,14 @@ BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
     "anywhere": (Anywhere, "test_each_shard_gets_a_candidate"),
     "needs": (Needs, "test_nothing_to_allocate_is_no_error"),
     "by-order": (ByOrder, "test_the_same_question_has_the_same_answer"),
+    "remembers-moves": (
+        lambda: Remembers("allocate"),
+        "test_the_same_question_has_the_same_answer",
+    ),
+    "remembers-homes": (
+        lambda: Remembers("rebalance"),
+        "test_the_same_question_has_the_same_answer",
+    ),
     "changes": (Changes, "test_the_question_is_left_as_it_is"),
     "again": (Again, "test_each_move_is_possible"),
     "again-under-way": (Again, "test_a_plan_does_not_undo_moves_under_way"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -486,6 +486,38 @@ async def test_a_removed_node_has_no_session_by_another_name_either(named: Pair)
     session = await opened(named, ALIAS)
     named.client.remove(ME, NodeLost("gone"))
     assert session.lost is not None
+
+
+ENDS: dict[str, Callable[[Endpoint, NodeId], None]] = {
+    "it closes": lambda endpoint, peer: endpoint.close(),
+    "the peer is gone": lambda endpoint, peer: endpoint.remove(peer, NodeLost("gone")),
+    "the peer has left": lambda endpoint, peer: endpoint.end_sessions(peer, NodeLost("left")),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("opener", ["the node", "its peer"])
+async def test_an_endpoint_ends_its_sessions_with_a_peer_whoever_has_opened_them(
+    pair: Pair, opener: str, end: str
+) -> None:
+    network = pair.world.network()
+    peer = Endpoint("shop", str(OTHER), 2, Taker(), authorize=anyone, network=network, node=OTHER)
+    pair.start(peer, OTHER.host, OTHER.port)
+    if opener == "the node":
+        pair.node.session_to(OTHER.address)
+    else:
+        peer.session_to(ME.address)
+    await pair.world.quiet()
+    [session], [others] = pair.node.sessions(), peer.sessions()
+    answer = ask(session)
+    ENDS[end](pair.node, OTHER)
+    assert session.lost is not None
+    assert isinstance(answer.exception(), NodeLost)
+    assert pair.node.sessions() == []
+    if end == "it closes":
+        await pair.world.quiet()
+        assert others.lost is not None
+    peer.close()
 
 
 # Who answers
