@@ -47,7 +47,7 @@ async def test_the_entities_of_all_shards_are_woken_some_in_each_turn(
         await cluster.advance(3590)
         steps.clear()
         await cluster.advance(20)
-    assert SENT == Counter({str(number): 1 for number in range(REMINDERS)})
+    assert Counter({str(number): 1 for number in range(REMINDERS)}) == SENT
     assert sum(steps) >= REMINDERS
     woken = ",".join(map(str, steps)).split("0")
     assert all(len(turn.strip(",").split(",")) == 1 for turn in woken), "another turn in between"
