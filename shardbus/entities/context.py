@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar, overload
 
 from shardbus.config.options import checked_seconds
-from shardbus.entities.activation import Activation, LifeState
+from shardbus.entities.activation import Activation, Extras, LifeState
 from shardbus.entities.deferred import DeferredWork
 from shardbus.entities.deliveries import EntityDeliveries
 from shardbus.entities.entity_type import BEHAVIOUR, EntityType, StopReason, addressed
@@ -228,10 +228,12 @@ class Context:
         """
         activation, host = self._acting("schedule_once"), self._host
         delay = checked_seconds("delay", delay)
-        method, payload = self._addressed(message)
-        fires = partial(host.tell_self, activation, method, payload, host.timer_cause(), delay)
-        timer = host.loop.call_later(delay, fires, context=host.outside)
-        return activation.more().add_timer(timer, delay)
+        (method, payload), cause = self._addressed(message), host.timer_cause()
+        extras, key = activation.more(), object()
+        tells = partial(host.tell_self, activation, method, payload, cause, delay)
+        timer = host.loop.call_later(delay, _fire, extras, key, tells, context=host.outside)
+        extras.add_timer(key, timer)
+        return timer
 
     def schedule(self, interval: float, message: object) -> None:
         """Send `message`, as it is now, every `interval` seconds until the activation ends.
@@ -242,7 +244,7 @@ class Context:
 
         def begin() -> None:
             timer = host.loop.call_later(interval, again, context=host.outside)
-            activation.more().add_timer(timer, interval)
+            activation.more().add_timer(again, timer)
 
         def again() -> None:
             begin()  # first: the message may end the entity, and this timer with it
@@ -493,3 +495,9 @@ def key_of(context: Context) -> str:
 
 def _stale(context: Context, what: str) -> StaleActivation:
     return StaleActivation(context.entity_type, key_of(context), context.fence, what)
+
+
+def _fire(extras: Extras, key: object, tells: Callable[[], None]) -> None:
+    """Take a timer out that fires once, and send its message."""
+    extras.timers.pop(key, None)
+    tells()

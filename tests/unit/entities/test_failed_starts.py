@@ -243,7 +243,7 @@ async def test_a_failed_start_ends_what_it_began() -> None:
     await until(lambda: len(log.rows) > 4, "some tries")
     activation = failing(b, "e")
     assert activation.extras is not None
-    assert activation.extras.timers == []
+    assert activation.extras.timers == {}
 
 
 # Who does not stay
