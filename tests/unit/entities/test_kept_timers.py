@@ -9,7 +9,6 @@ from shardbus.entities.activation import TIMERS_MIN, Extras
 from tests.unit.entities.entity_kit import Bench
 from tests.waiting import until
 
-
 bus = ShardBus("shop")
 
 
