@@ -1,15 +1,21 @@
-"""An entity keeps the timers that are set, and not those that have fired or were cancelled."""
+"""An entity keeps the timers that are set, and not those that have fired or were cancelled. A
+repeated one keeps its rate."""
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shardbus import Entity, ShardBus, handler
 from shardbus.entities.activation import TIMERS_MIN, Extras
+from shardbus.entities.context import following
 from tests.unit.entities.entity_kit import Bench
 from tests.waiting import until
 
-bus = ShardBus("shop")
+bus, late = ShardBus("shop"), ShardBus("shop")
 
 
 @bus.entity("clock")
@@ -75,3 +81,49 @@ def test_many_timers_that_are_set_are_looked_through_seldom() -> None:
         extras.add_timer(number, Handle())  # type: ignore[arg-type]
     assert len(extras.timers) == 10_000
     assert Handle.looks < 3 * 10_000
+
+
+INTERVAL = 0.01
+
+
+@late.entity("late")
+class Late(Entity):
+    def __init__(self) -> None:
+        self.ticks = 0
+
+    @handler
+    def begin(self) -> None:
+        self.context.schedule(INTERVAL, "tick")
+
+    @handler
+    def tick(self) -> None:
+        """Hold the loop up for some intervals."""
+        self.ticks += 1
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + 2.5 * INTERVAL
+        while loop.time() < ends:
+            pass
+
+
+async def test_a_repeated_timer_that_was_late_fires_at_whole_intervals() -> None:
+    b = Bench(late)
+    await b.ask("e", "begin")
+    activation = b.activation("e")
+    assert activation is not None
+    loop, timers = asyncio.get_running_loop(), activation.more().timers
+    [first] = [timer.when() for timer in timers.values()]
+    for ticks in range(1, 4):
+        await until(lambda ticks=ticks: b.entity("e").ticks >= ticks, "a tick")  # type: ignore[misc]
+        [after] = [timer.when() for timer in timers.values()]
+        steps = (after - first) / INTERVAL
+        assert abs(steps - round(steps)) < 1e-3
+        assert round(steps) >= ticks
+        assert after - loop.time() <= INTERVAL
+
+
+@given(st.floats(0, 1e6), st.floats(0.001, 3600), st.floats(-0.001, 1e5))
+def test_the_next_moment_is_the_first_of_its_rate(at: float, interval: float, lateness: float) -> None:
+    after = following(at, interval, at + lateness)
+    assert after > at
+    assert after >= at + lateness - 1e-6
+    assert after <= max(at, at + lateness) + interval + 1e-6
