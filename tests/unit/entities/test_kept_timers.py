@@ -122,8 +122,8 @@ async def test_a_repeated_timer_that_was_late_fires_at_whole_intervals() -> None
 
 
 @given(st.floats(0, 1e6), st.floats(0.001, 3600), st.floats(-0.001, 1e5))
-def test_the_next_moment_is_the_first_of_its_rate(at: float, interval: float, lateness: float) -> None:
-    after = following(at, interval, at + lateness)
+def test_the_next_moment_is_the_first_of_its_rate(at: float, interval: float, delay: float) -> None:
+    after = following(at, interval, at + delay)
     assert after > at
-    assert after >= at + lateness - 1e-6
-    assert after <= max(at, at + lateness) + interval + 1e-6
+    assert after >= at + delay - 1e-6
+    assert after <= max(at, at + delay) + interval + 1e-6
