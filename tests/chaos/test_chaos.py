@@ -44,7 +44,7 @@ def traces(pid: int) -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("store", ["sentinel", "replicas"])
+@pytest.mark.parametrize("store", ["sentinel", "replicas", "memory"])
 async def test_a_minute_of_faults_breaks_no_rule(tmp_path: Path, store: str) -> None:
     """The verdict depends on no time: on a slow machine the run does fewer steps."""
     run = chaos(tmp_path / "log", "--minutes", "1", "--seed", "1", "--store", store)
