@@ -17,6 +17,7 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
+import msgspec.inspect
 
 from shardbus.wire.misfit import Misfit
 from shardbus.wire.nesting import NESTING_MAX, too_deep
@@ -119,7 +120,18 @@ def _check_key(key: Any, room: int) -> None:
 def _why_not(value: Any) -> str:
     kind = type(value)
     what = "a datetime without a time zone" if kind is datetime else f"a {kind.__name__}"
+    if not _can_be_declared(kind):
+        return f"is {what}, which does not travel: send its plain form, such as a text or a number"
     return (
         f"is {what}, which does not arrive as such without a declared type: annotate it with its"
         " class, or send a plain value"
     )
+
+
+def _can_be_declared(kind: Any) -> bool:
+    """True if an annotation with the class would help: of msgspec's kinds, or a pydantic model."""
+    try:
+        info = msgspec.inspect.type_info(kind)
+    except (TypeError, ValueError, NameError):
+        return False
+    return not isinstance(info, msgspec.inspect.CustomType) or hasattr(kind, "model_validate")

@@ -37,6 +37,7 @@ from shardbus.wire.nesting import NESTING_MAX, check_nesting
 from shardbus.wire.places import located
 from shardbus.wire.plain_values import SCALARS, check_plain, is_flat
 from shardbus.wire.shapes import NO_CHECK, UNTYPED, Check, Shape, class_of, shape_of, taken_classes
+from shardbus.wire.unchecked_bounds import check_bounds
 from shardbus.wire.values import Pack, from_wire, is_model, pack_whole
 from shardbus.wire.values import pack_sent as pack_value
 
@@ -337,12 +338,13 @@ def unreadable(
 
 
 def check_type(where: str, target: Any) -> None:
-    """Check that a declared type can be decoded.
+    """Check that a declared type can be decoded, and that its bounds are checked then.
 
     Raises:
-        ConfigError: it cannot; the message has `where` and the path below it.
+        ConfigError: it cannot, or one is not; the message has `where` and the path below it.
     """
     shape_of(where, target)
+    check_bounds(where, target)
 
 
 class Method(msgspec.Struct, frozen=True):
@@ -425,20 +427,30 @@ def method(
             f"handler {name} has {len(parameters)} parameters, at most {ARGUMENTS_MAX}"
         )
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    checks_itself = hasattr(function, "raw_function")  # pydantic's validate_call
     types: list[Any] = []
     shapes: list[Shape] = []
     for p in parameters:
         if p.kind not in kinds:
             raise ConfigError(f"handler {name}: parameter {p.name} must be positional")
-        declared = hints.get(p.name, Any)
-        shapes.append(shape_of(f"handler {name}: {p.name}", declared))
+        if type(p.default).__module__.startswith("pydantic."):
+            raise ConfigError(
+                f"handler {name}: {p.name} has a default of pydantic's, which only models can have",
+                hint="write the default itself, and bounds as msgspec.Meta in Annotated",
+            )
+        declared, where = hints.get(p.name, Any), f"handler {name}: {p.name}"
+        shapes.append(shape_of(where, declared))
+        if not checks_itself:
+            check_bounds(where, declared)
         types.append(Any if declared is object else declared)
     required = sum(p.default is inspect.Parameter.empty for p in parameters)
     decoders: dict[int, Decode] = {}
     for n in range(required, len(parameters) + 1):
         decoders[0x90 | n] = decoder(tuple[tuple(types[:n])]) if n else decoder(tuple[()])  # type: ignore[misc]
-    result = hints.get("return", Any)
-    encode_result = answer_encoder(shape_of(f"handler {name}: return", result))
+    result, where = hints.get("return", Any), f"handler {name}: return"
+    encode_result = answer_encoder(shape_of(where, result))
+    if not checks_itself:
+        check_bounds(where, result)
     pack = argument_packer([p.name for p in parameters], shapes, required)
     count = len(parameters)
     counts = frozenset(range(required, count + 1))

@@ -38,6 +38,7 @@ from shardbus.wire.proofs import Proof, proof_of
 from shardbus.wire.round_trip import check_same
 from shardbus.wire.schema import Decode, decode_value, decoder, encode_value, packer
 from shardbus.wire.shapes import shape_of
+from shardbus.wire.unchecked_bounds import check_bounds
 from shardbus.wire.values import Pack, pack_whole
 
 EVENT_VERSION_MAX = 65_535
@@ -78,6 +79,7 @@ class EventForm:
         self.decode = decoder(self.cls)
         self.proof = proof_of(self.cls) or (lambda event: False)
         self.pack = packer(shape_of(f"the event {self.name}", self.cls), pack_whole)
+        check_bounds(f"the event {self.name}", self.cls)
         encode = msgspec.msgpack.encode
         self.head = b"\x93" + encode(self.name) + encode(self.version)
 

@@ -7,6 +7,7 @@ import re
 import uuid
 from collections import Counter, OrderedDict, defaultdict, deque
 from decimal import Decimal
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
@@ -97,6 +98,27 @@ def test_a_tuple_arrives_as_a_key_only() -> None:
     for value in ((1, 2), [(1, 2)], {"a": [1, ()]}):
         with pytest.raises(SchemaError, match="is a tuple, which does not arrive as such"):
             encode_message(value)
+
+
+class Text(str):
+    __slots__ = ()
+
+
+@pytest.mark.parametrize(
+    ("value", "remedy"),
+    [
+        ({1}, "annotate it with its class"),
+        (Decimal(1), "annotate it with its class"),
+        (Fraction(1), "does not travel: send its plain form"),
+        (Text("a"), "does not travel: send its plain form"),
+        (complex(1), "does not travel: send its plain form"),
+    ],
+)
+def test_an_annotation_is_the_remedy_only_for_a_class_that_can_be_declared(
+    value: object, remedy: str
+) -> None:
+    with pytest.raises(SchemaError, match=remedy):
+        encode_message([value])
 
 
 def test_a_value_that_holds_itself_or_nests_deeper_is_refused() -> None:
