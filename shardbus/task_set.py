@@ -1,10 +1,13 @@
-"""Background tasks of one owner: held until they end, cancelled together.
+"""Background tasks and timers of one owner: held until they end, cancelled together.
 
 An event loop keeps only weak references to its tasks, so a task without another reference may be
 garbage-collected while it runs. A task whose result no code awaits may fail unseen, and its work
 for its owner then stops. So each such task belongs to a `TaskSet`, or is given to `watch`. If it
 fails, that is a defect: it is logged with its traceback at once and counted for its event loop. A
 node shows the number as a metric, and is not ready any more.
+
+A timer outlives its owner, too, and then works on what has ended, and keeps it in memory. So one
+that its owner need not find again is set by `call_later`, and ends with the tasks.
 
 The module stands on floor 0, because stores and nodes use it.
 
@@ -59,12 +62,13 @@ def _task(
 
 
 class TaskSet:
-    """The running tasks of one owner."""
+    """The running tasks of one owner, and its timers. The length is the number of tasks."""
 
-    __slots__ = ("_tasks",)
+    __slots__ = ("_tasks", "_timers")
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._timers: dict[object, asyncio.TimerHandle] = {}
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -83,6 +87,21 @@ class TaskSet:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    def call_later(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        seconds: float,
+        call: Callable[..., object],
+        *args: Any,
+    ) -> None:
+        """Call a function after this time, unless the owner cancels everything before."""
+        key = object()
+        self._timers[key] = loop.call_later(seconds, self._due, key, call, args)
+
+    def _due(self, key: object, call: Callable[..., object], args: tuple[Any, ...]) -> None:
+        self._timers.pop(key, None)
+        call(*args)
+
     async def wait(self, seconds: float) -> set[asyncio.Task[None]]:
         """Wait at most `seconds` for the tasks that run now. Returns those that still run."""
         if not self._tasks:
@@ -91,9 +110,12 @@ class TaskSet:
         return late
 
     def cancel(self) -> None:
-        """Cancel every running task."""
+        """Cancel every running task, and every timer."""
         for task in self._tasks:
             task.cancel()
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
 
 
 class TaskQueue:

@@ -623,6 +623,9 @@ class DurableMailbox:
         append under way stay: its outcome is theirs."""
         passing = [mail for mail in self.queue if mail.passes]
         left = [*passing, *self.arrived]
+        gone = [mail for mail in (*self.queue, *self.arrived) if not mail.passes]
+        self.waiting -= len(gone)
+        self.size -= sum(len(mail.data) for mail in gone)
         self.arrived.clear()
         self.queue.clear()
         return [message for mail in left for message in mail.messages]

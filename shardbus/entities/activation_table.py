@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from itertools import chain, islice
 
 from shardbus.entities.activation import Activation, Shard
+from shardbus.task_set import TaskSet
 
 Index = defaultdict[Shard, list[Activation]]
 """By shard, the activations that are active, and some that were."""
@@ -30,10 +31,12 @@ INDEX_S = 10.0
 class ActivationTable:
     """The activations of these shards, which the host adds and removes."""
 
-    __slots__ = ("_index", "_loop", "_shards", "active")
+    __slots__ = ("_index", "_loop", "_shards", "active", "timers")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, shards: dict[str, Shard]) -> None:
         self._loop, self._shards = loop, shards
+        self.timers = TaskSet()
+        """The timers of the host, which end with the node."""
         self.active: dict[str, Activation] = {}
         """By entity id; always this dictionary."""
         self._index: Index | None = None
@@ -78,19 +81,28 @@ class ActivationTable:
         for activation in self.active.values():
             index[activation.shard].append(activation)
         self._index = index
-        self._loop.call_later(INDEX_S, self._forget_index)
+        self.timers.call_later(self._loop, INDEX_S, self._forget_index)
         return index
 
     def _forget_index(self) -> None:
         self._index = None
 
+    def end(self) -> None:
+        """Cancel the timers of the host and of all entities: the process ends."""
+        self.timers.cancel()
+        for activation in self:
+            if activation.extras is not None:
+                activation.extras.cancel_timers()
+
+    def __iter__(self) -> Iterator[Activation]:
+        """Iterate over the activations in memory, of open shards and of those that move."""
+        moving = (list(hosted.activations.values()) for hosted in self._shards.values())
+        return chain(list(self.active.values()), *moving)
+
     def walk(self, size: int) -> Iterator[list[tuple[str, str]]]:
         """Yield the entities in memory (id, shard), each once, in parts of at most `size`. Those
         that start or stop meanwhile may be missing."""
-        everything = chain(
-            list(self.active.values()),
-            *(list(hosted.activations.values()) for hosted in self._shards.values()),
-        )
+        everything = iter(self)
         while part := [(a.key, a.shard.shard) for a in islice(everything, size)]:
             yield part
 

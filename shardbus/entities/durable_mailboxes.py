@@ -667,7 +667,7 @@ class DurableMailboxes:
             await self._journals.trim(*place, hosted.fence, page.last, True)
         except (StoreError, RequestError) as error:
             log.warning("the mailbox of %s %r: %s", host.name, key, text_of(error))
-            host.loop.call_later(AGAIN_S, self._recover, hosted, key)
+            self._tasks.call_later(host.loop, AGAIN_S, self._recover, hosted, key)
         else:
             self.lists.forget(hosted, key)
 

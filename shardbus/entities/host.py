@@ -334,7 +334,7 @@ class Host:
         left = [h for h in present if self.shards.get(h.shard) is h]
         patience = self.patience if patience is None else patience
         if left and patience > 0:
-            self.loop.call_later(patience, self._cut_off, left)
+            self.activations.timers.call_later(self.loop, patience, self._cut_off, left)
         elif left:
             self._cut_off(left)
         for shard in unknown:
@@ -474,7 +474,8 @@ class Host:
         sends = self.deliveries.sends
         if sends is not None and sends.gone(activation) and not hosted.stopping:
             backoff = self.settings.entity_restart_backoff
-            self.loop.call_later(backoff, self._start_pending, hosted, entity_id)
+            timers = self.activations.timers
+            timers.call_later(self.loop, backoff, self._start_pending, hosted, entity_id)
         if hosted.records and self.kind.states is not None:
             hosted.records.pop(entity_id, None)
         refuses = activation.state is LifeState.REFUSING or activation.refusal is not None
@@ -517,7 +518,8 @@ class Host:
         elif activation.key not in hosted.returning:  # one timer, however often it stops
             hosted.returning.add(activation.key)
             backoff = self.settings.entity_restart_backoff
-            self.loop.call_later(backoff, self._return, hosted, activation.key)
+            timers = self.activations.timers
+            timers.call_later(self.loop, backoff, self._return, hosted, activation.key)
 
     def _return(self, hosted: Shard, entity_id: str) -> None:
         hosted.returning.discard(entity_id)
@@ -536,6 +538,7 @@ class Host:
         self.runner.close()
         self.passivator.stop()
         self._stopping.stop()
+        self.activations.end()
 
     # ---- for contexts
 

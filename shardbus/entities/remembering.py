@@ -404,7 +404,7 @@ class EntityRelocation:
                 await self._start_elsewhere(entity_id)
             except RequestError as e:
                 log.warning("%s %r does not start elsewhere: %s", self.entity_type, entity_id, e)
-                self._loop.call_later(MOVE_AGAIN_S, self._again, hosted, entity_id)
+                self._tasks.call_later(self._loop, MOVE_AGAIN_S, self._again, hosted, entity_id)
             else:
                 self._forget(hosted, entity_id)
 

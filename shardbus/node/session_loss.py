@@ -31,6 +31,7 @@ from shardbus.node.dispatch import Dispatcher
 from shardbus.node.rpc import NodeRpc
 from shardbus.sharding import events
 from shardbus.shells.region import RegionShell
+from shardbus.task_set import TaskSet
 from shardbus.transport.asks import Unsent
 from shardbus.transport.drop_reports import DropTallies, Origin
 from shardbus.transport.endpoint import Endpoint
@@ -65,6 +66,7 @@ class SessionLoss:
     _loop: asyncio.AbstractEventLoop
     _left_nodes: dict[NodeId, None] = field(default_factory=dict)
     """Nodes that left, and may still forward messages."""
+    _timers: TaskSet = field(default_factory=TaskSet)
     _parting: NodeId | None = None
     """The node whose sessions are being given up now."""
 
@@ -75,7 +77,7 @@ class SessionLoss:
             self._endpoint.remove(gone, error)  # first: the returned are older than the waiting
             self._dispatcher.notify_clients(died=(gone,))
         else:
-            self._loop.call_later(DEPART_S, self._endpoint.remove, gone, error)
+            self._timers.call_later(self._loop, DEPART_S, self._endpoint.remove, gone, error)
             if self._endpoint.watch(gone):
                 self._left_nodes[gone] = None
                 self._handle(events.NodeLeft(gone))
@@ -133,7 +135,9 @@ class SessionLoss:
             self._parting = None
 
     def closing(self) -> None:
-        """Count forwarded tells without an acknowledgement, for the reports to their senders."""
+        """Count forwarded tells without an acknowledgement, for the reports to their senders. This
+        node ends no session any more."""
+        self._timers.cancel()
         for session in self._endpoint.outgoing_sessions:
             for (name, via), lost in tells_by_mark(session.unacknowledged()).items():
                 self._drops.drop(via, name, "unconfirmed", lost)

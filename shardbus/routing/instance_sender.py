@@ -358,7 +358,8 @@ class InstanceSender:
                 answers.expect(self._name(route, k), future)
             else:
                 answers.expect(partial(self._name, route, k), future)
-                loop.call_later(patience, self._give_up, route, k, future)
+                timer = loop.call_later(patience, self._give_up, route, k, future)
+                future.add_done_callback(partial(_cancel, timer))
         answers.begin()
 
     def _name(self, route: ShardRoute, instance: int) -> str:
@@ -421,6 +422,10 @@ class RoomAtEach:
     def __await__(self) -> Generator[Any, Any, None]:
         for room in self._waits:
             yield from room.__await__()
+
+
+def _cancel(timer: asyncio.TimerHandle, _: object) -> None:
+    timer.cancel()
 
 
 def _fail(answer: asyncio.Future[Any], error: Exception) -> None:

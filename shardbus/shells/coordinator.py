@@ -118,7 +118,8 @@ class CoordinatorShell:
         self.overrides = Overrides()
         self._make, self._store, self._owner = make, store, owner
         self._overrides_store, self._override_lock = overrides, asyncio.Lock()
-        self._tasks = TaskSet()
+        self._tasks, self._reminding = TaskSet(), TaskSet()
+        """The second has the task of `_reminded`, which ends with the machine."""
         self.strategy_thread = StrategyThread(entity_type)
         """Outlives the machines: a call of an earlier one may still stand still."""
         self._members: events.MembersChanged | None = None
@@ -169,6 +170,7 @@ class CoordinatorShell:
         if self._machine_timer is not None:
             self._machine_timer.stop()
         self.machine = None
+        self._reminding.cancel()
         for _, done in self._stops:
             done.set()
 
@@ -304,7 +306,7 @@ class CoordinatorShell:
                 self._owner.note(self.entity_type, note)
             self._handle_for(machine, events.EpochClaimed(table))
             if self._reminded.self_acting().any:
-                self._tasks.spawn(self._reminded.run(lambda: self.machine is machine))
+                self._reminding.spawn(self._reminded.run(lambda: self.machine is machine))
             if self._remember:
                 await self._start_remembered(machine)
 

@@ -125,6 +125,7 @@ class SingletonShell:
         )
         self._region, self._node = region, node
         self._machine_timer = MachineTimer(self.singleton.deadline, self._tick)
+        self._closed = False
 
     def update(self, members: TypeMembers) -> None:
         """Apply a new view of membership. While the whole cluster stops, the coordinator keeps its
@@ -199,7 +200,8 @@ class SingletonShell:
         return has_role and self.singleton.may_have_type(member)
 
     def close(self) -> None:
-        """Stop at once."""
+        """Stop at once. Views that come while the node ends begin no coordinator."""
+        self._closed, self._epoch = True, None
         self._machine_timer.stop()
         self.coordinator.stop()
 
@@ -274,8 +276,9 @@ class SingletonShell:
     # ---- the machine
 
     def _handle(self, event: messages.Event) -> None:
-        now = asyncio.get_running_loop().time()
-        self._perform(self.singleton.handle(event, now))
+        if not self._closed:
+            now = asyncio.get_running_loop().time()
+            self._perform(self.singleton.handle(event, now))
 
     def _tick(self) -> None:
         now = asyncio.get_running_loop().time()

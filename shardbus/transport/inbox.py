@@ -217,6 +217,7 @@ class Inbox(Generic[P]):
         self._full.clear()
         while self._held:
             self._force()
+        self._window.holding = False
 
     def _force_rests(self) -> None:
         self.forced = self.owed = True
@@ -231,7 +232,9 @@ class Inbox(Generic[P]):
         sender knows."""
         self._pauses, self._rests_pause = 0, False
         self._held.clear()
+        self._held_bytes = 0
         self._full.clear()
+        self._window.holding = False
 
     def _force(self) -> None:
         if self._full.entities:

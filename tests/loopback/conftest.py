@@ -11,6 +11,7 @@ import pytest
 import shardbus.app
 import shardbus.node.node
 import shardbus.routing.instance_sender
+from tests.laws import pytest_pyfunc_call as pytest_pyfunc_call
 from tests.loopback.nodes import Nodes
 from tests.loopback.redis_proxy import RedisProxy
 from tests.redis_cluster import RedisClusterServers

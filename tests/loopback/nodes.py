@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 
@@ -31,9 +31,10 @@ from shardbus.node import shutdown
 from shardbus.node.node import Node
 from shardbus.store.memory import MemoryData, MemoryStore
 from shardbus.store.protocol import StateStore
+from tests.laws import left_over
 from tests.ports import free_port
 from tests.records import replace
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import PATIENCE_S, turns, until
 
 QUICK = ClusterSettings(gossip_interval=0.1, leader_actions_interval=0.1, seed_node_timeout=1.0)
 SHORT_CLAIM = replace(QUICK, discovery_interval=1.0, founding_claim=3.0)
@@ -41,7 +42,11 @@ SHORT_CLAIM = replace(QUICK, discovery_interval=1.0, founding_claim=3.0)
 
 
 class Nodes:
-    """Nodes that share one store, closed at the end of the test."""
+    """Nodes that share one store, closed at the end of the test. The last to close leave nothing
+    on the loop."""
+
+    open: ClassVar = 0
+    """How many of these are open."""
 
     def __init__(self, cluster: ClusterSettings = QUICK) -> None:
         self.data = MemoryData()
@@ -56,12 +61,18 @@ class Nodes:
         self._clients: list[AsyncClient] = []
 
     async def __aenter__(self) -> Nodes:
+        Nodes.open += 1
         return self
 
     async def __aexit__(self, *error: object) -> None:
         for client in self._clients:
             await client.close()
         await asyncio.gather(*(node.close() for node in self.all))
+        Nodes.open -= 1
+        if error[0] is None and not Nodes.open:
+            await turns()
+            left = left_over(asyncio.get_running_loop())
+            assert not left, f"nodes and clients have ended, and have left {left}"
 
     async def start(
         self, bus: ShardBus, *, up: bool = True, roles: tuple[str, ...] = (), **sharding: Any

@@ -15,6 +15,7 @@ from shardbus.admin.pages import health
 from shardbus.ids import NodeId
 from shardbus.node.node import Node
 from shardbus.task_set import TaskSet
+from tests import laws
 from tests.loopback.nodes import Nodes, http
 from tests.unit.declaring import Anything
 from tests.waiting import until
@@ -501,6 +502,7 @@ async def test_a_node_with_a_failed_task_lives_and_is_not_ready(nodes: Nodes) ->
     assert await node.ref("counter", "a").add(3) == 3
     async with http(node) as client:
         assert "shardbus_tasks_failed_total 1.0" in (await client.get("/metrics")).text
+    laws.forget()
 
 
 async def test_every_node_knows_how_busy_the_others_are(nodes: Nodes) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from shardbus.task_set import TaskQueue, TaskSet, failed_tasks, watch
+from tests import laws
+from tests.virtual_time import virtual
 from tests.waiting import turns
 
 
@@ -76,6 +78,7 @@ async def test_a_task_that_fails_is_logged_with_its_traceback(
     assert record.exc_info is not None
     assert record.exc_info[0] is OverflowError
     assert "work" in record.getMessage()
+    laws.forget()
 
 
 async def test_a_watched_task_is_counted_and_its_owner_may_await_it_too() -> None:
@@ -94,6 +97,22 @@ async def test_a_watched_task_is_counted_and_its_owner_may_await_it_too() -> Non
                 await task
     await turns(1)
     assert failed_tasks(loop) == 1
+    laws.forget()
+
+
+@virtual
+async def test_a_timer_calls_once_unless_its_owner_cancels_before() -> None:
+    loop, timers, calls = asyncio.get_running_loop(), TaskSet(), list[int]()
+    for number in (1, 2):
+        timers.call_later(loop, number, calls.append, number)
+    await asyncio.sleep(1.5)
+    timers.cancel()
+    await asyncio.sleep(1.5)
+    assert calls == [1]
+    timers.call_later(loop, 1.0, calls.append, 3)
+    await asyncio.sleep(1.5)
+    assert calls == [1, 3]
+    assert not timers._timers
 
 
 async def test_a_cancelled_task_has_not_failed() -> None:
@@ -153,3 +172,4 @@ async def test_a_queue_runs_so_many_at_a_time_and_the_others_in_order() -> None:
     queue.cancel()
     await turns(4)
     assert begun == [0, 1, 2, 3, 4], "what waited is forgotten"
+    laws.forget()

@@ -111,7 +111,6 @@ def test_messages_are_handled_one_at_a_time_in_order() -> None:
         box.on_outcome(mail, HandOutcome.DONE, 0.0)
         assert box.in_hand is following
     assert box.is_empty
-    box.check()
 
 
 def test_an_ask_waits_for_the_messages_before_it_and_not_for_a_failed_one() -> None:
@@ -168,7 +167,6 @@ def test_a_tell_that_was_stored_all_the_same_is_not_appended_again() -> None:
     effects = box.on_opened(1, [(tell.stored, tell.data)], 1)
     assert kinds(effects) == ["Confirm", "Hand"]
     assert (tell.place, box.waiting, list(box.arrived)) == (1, 1, [])
-    box.check()
 
 
 def test_another_end_is_read_before_the_next_append() -> None:
@@ -181,7 +179,6 @@ def test_another_end_is_read_before_the_next_append() -> None:
     effects = box.on_opened(6, [(left.stored, left.data)], 6)
     assert kinds(effects) == ["Confirm", "AppendMail", "Hand"]
     assert (box.last, box.trimmed) == (6, 3)
-    box.check()
 
 
 @pytest.mark.parametrize(

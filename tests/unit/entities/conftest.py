@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests import waiting
+from tests.laws import left_over
 from tests.unit.entities.entity_kit import Bench
 from tests.waiting import fail_when_idle, turns
 
@@ -33,4 +34,5 @@ async def _hosts_are_closed() -> AsyncIterator[None]:
         bench.host.close()
     if closed:
         await turns()
+        assert left_over(asyncio.get_running_loop()) == []
     assert not any(missing), f"{missing} messages arrived and have no fate"

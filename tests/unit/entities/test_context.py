@@ -20,6 +20,7 @@ from shardbus.store.entity_state import EntityStates
 from shardbus.store.memory import MemoryStore
 from shardbus.store.protocol import Save
 from shardbus.wire.stored_state import revision_of
+from tests.laws import left_over
 from tests.unit.entities.entity_kit import Bench
 from tests.waiting import turns, until
 
@@ -252,6 +253,16 @@ async def test_now_is_the_wall_clock_in_utc() -> None:
     assert context.now() == datetime(2026, 1, 1, microsecond=250_000, tzinfo=UTC)
     await passivated(b, cls)
     assert context.now().tzinfo is UTC, "what is over may still look at the clock"
+
+
+async def test_timers_end_with_their_node() -> None:
+    """One that repeats would go on for ever in an application that goes on."""
+    b, cls, _ = bench()
+    await b.ask("e", "set", 1)
+    for act in ("schedule", "schedule_once"):
+        getattr(cls.made[0].context, act)(3600, "read")
+    b.host.close()
+    assert left_over(b.host.loop) == []
 
 
 async def test_each_restart_ends_one_object_more() -> None:

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -423,10 +424,10 @@ async def test_a_handoff_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch)
     update = b.ask_message("a", 5)
     await turns()
     calls: list[Any] = []
-    monkeypatch.setattr(b.host.loop, "call_later", lambda *args: calls.append(args))
+    monkeypatch.setattr(b.host.loop, "call_later", lambda *args: calls.append(args) or Mock())
     b.stop()
-    [(cut_off, shards)] = [call[1:] for call in calls if call[2:]]
-    cut_off(shards)
+    [(cut_off, *shards)] = [call[1:] for call in calls if b.host._cut_off in call]
+    cut_off(*shards)
     with pytest.raises(EntityFailed, match="ended before its work was done"):
         await update
     await b.stopped()

@@ -228,7 +228,7 @@ async def test_a_remembered_entity_that_stops_returns_once_after_the_backoff(
             await b.ask("e", "hit", n)
         await until(lambda: b.activation("e") is None, "its end")
     loop: Any = asyncio.get_running_loop()
-    [back] = [h for h in loop._scheduled if "_return" in repr(h)]
+    [back] = [h for h in loop._scheduled if b.host._return in (h._args or ())]
     log.error = None
     come_back, args = back._callback, back._args
     back.cancel()

@@ -542,11 +542,14 @@ async def test_all_entities_are_looked_through_once_for_all_shards_that_move(
         ActivationTable, "_make_index", lambda table: (made.append(1), make(table))[1]
     )
     b = bench()
-    timers: list[tuple[float, Any]] = []
+    timers: list[Any] = []
     later = b.host.loop.call_later
-    monkeypatch.setattr(
-        b.host.loop, "call_later", lambda *call: (timers.append(call[:2]), later(*call))[1]
-    )
+
+    def noted(*call: Any) -> Any:
+        timers.append((call, later(*call)))
+        return timers[-1][1]
+
+    monkeypatch.setattr(b.host.loop, "call_later", noted)
     shards = [b.SHARD, "1", "2", "3"]
     for shard in shards[1:]:
         b.host.start_shard(shard, 1)
@@ -555,8 +558,9 @@ async def test_all_entities_are_looked_through_once_for_all_shards_that_move(
     for shard in shards[:2]:
         b.host.set_arrivals(shard, False, None)
     assert len(made) == 1
-    [forget] = [callback for delay, callback in timers if delay == INDEX_S]
-    forget()
+    [(call, timer)] = [entry for entry in timers if entry[0][0] == INDEX_S]
+    timer.cancel()
+    call[1](*call[2:])
     b.host.stop_shards(shards[2:], StopReason.HANDOFF)
     assert len(made) == 2
     assert b.host.active == {}

@@ -82,7 +82,6 @@ def test_a_part_whose_journal_has_more_goes_on_behind_the_others() -> None:
 def test_so_many_parts_work_at_once_and_no_more() -> None:
     machine = ProjectedParts(10)
     assert len(news(machine, *(f"n{n}" for n in range(100)))) == AT_WORK_MAX
-    machine.check()
 
 
 def test_an_event_that_fails_is_tried_again_after_a_pause_that_doubles_alone() -> None:
@@ -115,7 +114,6 @@ def test_after_so_many_failures_at_one_event_the_part_stops_until_it_is_retried(
     assert machine.handle(Retry("a"), 1e6) == [HandleEvents("7", "a", single=True)]
     fail(machine, 1e6, 5)
     assert machine.state_of("a") is PartState.PAUSED, "it has all attempts again"
-    machine.check()
 
 
 def test_failures_at_another_event_are_counted_anew() -> None:

@@ -90,14 +90,12 @@ def test_the_next_epoch_is_above_all_that_may_have_been_claimed(
     assert isinstance(after.value, TableValue)
     assert after.value.epoch == epoch + EPOCHS_SKIPPED
     assert after.ballot.fence == after.promise.fence == epoch + EPOCHS_SKIPPED
-    registers.check()
 
 
 def test_a_restored_store_has_another_name() -> None:
     registers = of({IDENTITY_KEY: Row(Ballot(0, 9, 1, 1), Ballot(0, 0, 1, 1), "former")})
     rename(registers, "fresh", 99)
     assert registers.row(IDENTITY_KEY).value == "fresh"
-    registers.check()
 
 
 def test_reminders_that_a_list_does_not_name_are_found_again() -> None:
@@ -124,7 +122,6 @@ def test_reminders_that_a_list_does_not_name_are_found_again() -> None:
     assert isinstance(other, ListValue)
     assert other.open.keys() == {"d"}
     assert reopen_reminders(registers, 100) == 0
-    registers.check()
 
 
 def test_a_damaged_epoch_is_not_followed() -> None:

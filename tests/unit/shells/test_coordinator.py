@@ -31,6 +31,7 @@ from shardbus.sharding.overrides import PLACES_MAX, Overrides
 from shardbus.shells import coordinator as coordinator_shell
 from shardbus.shells.coordinator import CoordinatorShell
 from shardbus.shells.overrides import RESERVED, OverridesStore
+from shardbus.shells.reminded_shards import SelfActing
 from shardbus.store.entity_state import EntityStates
 from shardbus.store.memory import MemoryData, MemoryStore
 from shardbus.store.protocol import Save, StoredTable
@@ -533,6 +534,19 @@ async def test_early_requests_are_kept_for_a_coordinator_and_dropped_when_old(
         machine = world.it.machine
         assert machine is not None
         world.it.stop()
+
+
+async def test_a_coordinator_that_ends_asks_for_no_homes_of_reminded_shards_any_more(
+    world: World,
+) -> None:
+    world.it._reminded.self_acting = lambda: SelfActing(listed=("t",))
+    for _ in range(3):
+        await world.rule()
+        await turns()
+        assert len(world.it._reminding) == 1
+        world.it.stop()
+        await turns()
+        assert len(world.it._reminding) == 0
 
 
 async def test_a_coordinator_whose_claim_the_store_has_lost_ends(world: World) -> None:

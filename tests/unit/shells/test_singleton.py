@@ -16,6 +16,7 @@ from shardbus.membership.view import MembershipView
 from shardbus.sharding import events
 from shardbus.shells.singleton import SingletonShell
 from shardbus.shells.type_members import TypeMembers
+from tests import laws
 from tests.records import replace
 
 ME, OTHER = NodeId("a", 1, 1), NodeId("b", 1, 2)
@@ -100,6 +101,7 @@ async def test_a_coordinator_rules_as_the_oldest_and_keeps_its_node_while_it_end
     shell.singleton.state = state
     assert shell.ending is (state in ENDING)
     assert shell.rules is (state is SingletonState.OLDEST)
+    laws.forget()
 
 
 STOPPED = msg.InstanceStopped()
@@ -133,6 +135,27 @@ async def test_the_coordinator_runs_under_the_lease_and_ends_with_its_release(
         world.step(step)
     assert [call.replace(LEASE, "L") for call in world.log] == calls.split(", ")
     assert world.events == [STOPPED] * reports
+
+
+async def test_a_node_that_ends_begins_no_coordinator_when_the_others_leave() -> None:
+    region: Any = SeenRegion()
+    region.settings, region.coordinator_role = ShardingSettings(), ""
+    node: Any = SimpleNamespace(me=ME, store=None, states=None, note=lambda *_: None)
+    make: Any = None
+    mine = Member(ME, 7356, status=Status.UP, up_number=2)
+    older = replace(mine, node=OTHER, up_number=1)
+    for closed in (False, True):
+        shell = SingletonShell(region, make, node, 0.0, SingletonSettings())
+        calls: list[str] = []
+        shell.coordinator = Recorder(calls)  # type: ignore[assignment]
+        shell.update(TypeMembers(MembershipView(me=ME, members=(mine, older))))
+        if closed:
+            shell.close()
+        calls.clear()
+        shell.update(TypeMembers(MembershipView(me=ME, members=(mine,))))
+        begun = [call for call in calls if not call.startswith("update")]
+        assert bool(begun) is not closed, calls
+        shell.close()
 
 
 async def test_a_note_of_the_lease_and_a_hand_over_reach_the_machine() -> None:

@@ -21,6 +21,7 @@ from shardbus.errors import EntityFailed, LocalProtocolError, RequestError, Unkn
 from shardbus.membership.events import SetMeta
 from shardbus.node.node import Node
 from shardbus.testing import TestCluster, TestNode
+from tests import laws
 from tests.unit.declaring import Anything
 from tests.unit.testing import shop
 from tests.unit.testing.shop import Counter, EmptyStock, Order, OutOfStock, Stock, Total, bus
@@ -94,6 +95,7 @@ def test_nothing_of_a_cluster_outlives_it(own_garbage: None) -> None:
             return weakref.ref(cluster.world.all_nodes()[0].node)
 
     node = asyncio.run(killed())
+    laws.forget()
     gc.collect()
     assert node() is None
 

@@ -89,4 +89,3 @@ def test_an_entity_that_is_unlisted_takes_messages_again() -> None:
     full.withhold(tells("ab"), 0)
     assert [rows(run) for run in full.unlist(lambda target: target == A, 0)] == [[("a", 0)]]
     assert rows(full.withhold(tells("ab"), 0)) == [("a", 0)]
-    full.check()

@@ -347,7 +347,6 @@ def test_a_receiver_cannot_hold_entities_without_end() -> None:
         assert held.hold(("line", str(number)))
     assert not held.hold(("line", "one more"))
     assert held.hold(("line", "7"))
-    held.check()
 
 
 async def test_a_process_holds_back_its_own_messages_to_itself() -> None:

@@ -165,7 +165,6 @@ def test_the_name_wanted_least_recently_makes_room() -> None:
     names.handle(Wanted("new"), NAMES_MAX)
     assert names.known_name("n0").addresses == ONE
     assert names.known_name("n1") == KnownName()
-    names.check()
 
 
 def test_without_room_a_name_is_reported_as_unknown() -> None:
@@ -174,7 +173,6 @@ def test_without_room_a_name_is_reported_as_unknown() -> None:
         names.handle(Wanted(f"n{n}"), n)
     assert names.handle(Wanted("new"), NAMES_MAX) == [ReportName("new")]
     assert names.known_name("new") == KnownName()
-    names.check()
 
 
 @given(st.data())

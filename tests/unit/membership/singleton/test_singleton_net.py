@@ -16,6 +16,7 @@ from shardbus.membership.singleton import singleton
 from shardbus.membership.singleton.predecessors import Predecessors
 from shardbus.membership.singleton.singleton import Singleton, SingletonState
 from shardbus.membership.view import MembershipView
+from tests import laws
 from tests.records import replace
 from tests.unit.membership.singleton.singleton_net import GENTLE, HASTY, ROUGH, Nature, Net, Node
 
@@ -254,3 +255,4 @@ def test_a_planted_fault_is_found(plant: Plant, monkeypatch: Patch) -> None:
         return f"nothing in {PLANT_SEEDS} seeds"
 
     assert expected in first_found()
+    laws.forget()

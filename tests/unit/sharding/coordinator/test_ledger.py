@@ -87,7 +87,6 @@ def test_a_node_that_becomes_a_proxy_during_the_write_of_its_home_loses_it() -> 
     assert made.apply_write(2.0) == []
     assert made.wanted_homes == {"1": ANY_HOME}
     assert made.table.homes == {}
-    made.check()
 
 
 @pytest.mark.parametrize("written", [False, True])

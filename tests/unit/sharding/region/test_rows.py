@@ -51,7 +51,6 @@ def test_what_waits_for_a_row_above_N_is_rejected_and_what_comes_later() -> None
     assert rejected(made.handle(ev.Deliver("7~2", Word("good")), 0.0)) == []
     assert rejected(count(made, 3)) == []
     assert rejected(made.handle(ev.Deliver("7~3", Word("again")), 0.0)) == []
-    made.check()
 
 
 def test_what_a_dead_node_never_got_for_a_row_that_is_gone_is_rejected() -> None:
