@@ -543,8 +543,11 @@ async def is_master(client: RedisClient) -> bool:
 
 
 async def _info(client: RedisClient, section: str, name: str) -> str:
-    """Return a field of INFO, empty if the server hides it."""
+    """Return a field of INFO, empty if the server hides it. A server that only has no time for an
+    answer, as while it runs a script of another user (BUSY), hides nothing: its error is raised."""
     [answer] = await _exchange(client, [("INFO", section)])
+    if isinstance(answer, Exception) and trouble_of(answer).again:
+        raise answer
     if isinstance(answer, dict):  # as the client library reads it
         return str(answer.get(name, ""))
     lines = answer.splitlines() if isinstance(answer, bytes) else ()

@@ -12,6 +12,7 @@ from redis.exceptions import (
     AuthenticationError,
     ConnectionError,  # noqa: A004
     NoScriptError,
+    ResponseError,
 )
 
 from shardbus.errors import StoreUnavailable
@@ -57,6 +58,28 @@ async def test_a_call_that_is_given_up_while_its_link_connects_is_not_sent() -> 
     client.connects.set()
     assert await other == [b"1"]
     assert client.keys == ["b"]
+    await link.close()
+
+
+class BusyClient(Client):
+    """The server runs a script of another user."""
+
+    async def exchange(self, commands: Sequence[Any]) -> list[Any]:
+        return [ResponseError("BUSY Redis is busy running a script.") for _ in commands]
+
+
+async def test_a_busy_server_is_not_taken_for_another_one() -> None:
+    """It answers INFO with an error, too, and its run id stays unknown."""
+    clients: list[Client] = [LosingClient(), BusyClient(), BusyClient(), BusyClient()]
+    met: list[str] = []
+    session = RedisSession("s" * 10, "redis://r")
+    session.on_new_server = lambda: met.append("another")
+    connected = Client()
+    connected.connects.set()
+    link = RedisLink(lambda: clients.pop(0) if clients else connected, session, timeout=LONG_S)
+    link.open()
+    assert await link.call(LOAD_STATES, ["a"]) == [b"1"]
+    assert (clients, met) == ([], [])
     await link.close()
 
 
