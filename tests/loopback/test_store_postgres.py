@@ -544,7 +544,7 @@ async def test_rows_that_the_server_hides_are_refused(
         assert await other.save_states([save("a", 1, b"x", 1)]) == [None]
         for table in ("entity", "journal_entry", "version"):
             await admin.execute(f"ALTER TABLE {schema}.{table} ENABLE ROW LEVEL SECURITY")
-        with pytest.raises(StoreUnavailable, match="row-level security.*BYPASSRLS") as refused:
+        with pytest.raises(StoreUnavailable, match=r"row-level security.*BYPASSRLS") as refused:
             await other.save_states([save("a", 1, b"y", 2)])
         assert refused.value.definite
     hidden = "hides rows of entity, journal_entry, version"

@@ -96,6 +96,30 @@ class LosingClient(Client):
         return await super().exchange(commands)
 
 
+class FullClient(Client):
+    """The server ends the connection rather than answer more than four calls at a time."""
+
+    most = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.connects.set()
+
+    async def exchange(self, commands: Sequence[Any]) -> list[Any]:
+        if len(commands) > self.most:
+            raise ConnectionError("Connection closed by server.")
+        return await super().exchange(commands)
+
+
+async def test_batches_become_small_enough_for_a_server_that_limits_its_replies() -> None:
+    link = RedisLink(FullClient, RedisSession("s" * 10, "redis://r"), timeout=LONG_S)
+    link.open()
+    keys = [f"k{n}" for n in range(100)]
+    replies = await asyncio.gather(*(link.call(LOAD_STATES, [key]) for key in keys))
+    assert replies == [[b"1"]] * len(keys)
+    await link.close()
+
+
 class RefusedClient(Client):
     """The server does not let it in."""
 
