@@ -318,6 +318,30 @@ async def test_events_come_as_they_happen_and_only_so_many_may_listen(node):
     assert (await answered.get())["status"] == 200, "streams that have ended make room"
 
 
+async def test_a_stream_without_events_gets_comments(node, monkeypatch):
+    """A proxy ends a stream that is silent, often after a minute."""
+    monkeypatch.setattr("shardbus.http.app.KEEP_ALIVE_S", 0.0)
+    app = create_app(node.pages, HttpSettings())
+    sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    scope = {"type": "http", "method": "GET", "path": "/v1/events", "headers": []}
+    scope["query_string"] = b""
+    never = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        await never.wait()
+        return {}
+
+    stream = asyncio.create_task(app(scope, receive, sent.put))
+    parts = b""
+    while parts.count(b": no event\n\n") < 3 or b"snapshot" not in parts:
+        parts += (await sent.get()).get("body", b"")
+    node.more.set()
+    while b"MemberUp" not in parts:
+        parts += (await sent.get()).get("body", b"")
+    await stream
+    assert parts.count(b"data: ") == 2
+
+
 async def test_a_client_that_disconnects_makes_room_for_another_stream(node):
     app = create_app(node.pages, HttpSettings())
     scope = {"type": "http", "method": "GET", "path": "/v1/events", "headers": []}
