@@ -62,9 +62,10 @@ and `rejected` (of tells: the handler raised), `reentrant`, `buffer_full`, `send
 `hop_limit`, `refused`, `unconfirmed`, `undelivered`, `dropped_in_move`, `no_instance`, `abandoned`
 (an ask that its sender gave up before it had a home) for messages (the last
 of them are [dead letters](../how-to/operate.md#dropped-messages)); `malformed`, `no_session`,
-`late_hello`, `unknown_type`, `unexpected`, `removed`, `early`, `late_notice`, `too_many_sessions`
-for frames; for what a process [may not send](../security.md#without-a-secret): `not_allowed`,
-`not_authorized`, `not_a_member` (it comes again when the node is a member); for sessions that
+`late_hello`, `unknown_type`, `unexpected`, `removed`, `early`, `early_notice`, `late_notice`,
+`too_many_sessions` for frames;
+for what a process [may not send](../security.md#without-a-secret): `not_allowed`, `not_authorized`,
+`not_a_member` (it comes again when the node is a member); for sessions that
 ended: `gave_way`, `never_a_member`; for connections that the node closed: `too_many_parts`,
 `too_much_unread`, `too_many_connections`, `silent`. Reasons of membership and of the gossip port
 begin with `gossip_`, as `gossip_malformed`, `gossip_no_cookie`, `gossip_not_asked` and

@@ -41,9 +41,9 @@ app.command("import")(state_changes.import_)
 T = TypeVar("T")
 LISTED = 100
 NAMED_MAX = 20
+"""States that a check names; it counts the others."""
 PAGE = 1000
 """Journals, and events of one, that are read at once."""
-"""States that a check names; it counts the others."""
 SHOWN = 80
 """Characters of a state in a list."""
 
@@ -63,8 +63,8 @@ def list_(
     node: parameters.NodeUrl = parameters.NODE_URL,
     as_json: parameters.Json = False,
 ) -> None:
-    """List entities that have a stored state, in the order of the store: of a node the ids of one
-    page, with --store the states, too."""
+    """List entities that have a stored state, in the order of the store: of a node the ids, with
+    --store the states, too."""
     named = NamedCluster(cluster, app, node)
     if store is None:
         store = _stopped(named, node)
@@ -289,16 +289,22 @@ def _row(entity_id: str, data: bytes) -> dict[str, Any]:
     return {"id": entity_id, **shown(data)}
 
 
-def _list_by_node(node: str, kind: str, as_json: bool, **query: object) -> None:
-    """Print one page of ids as a node lists them: the first that is not empty."""
-    set_ones = {key: value or None for key, value in query.items()}
-    http = NodeHttp(node)
-    answer = http.read("v1", "stored", kind, **set_ones)
-    while not answer["stored"] and answer["next"] is not None:
-        answer = http.read("v1", "stored", kind, **{**set_ones, "cursor": answer["next"]})
-    if answer.printed(as_json):
+def _list_by_node(
+    node: str, kind: str, as_json: bool, *, limit: int, cursor: str | None, **query: str
+) -> None:
+    """Print about `limit` ids as a node lists them. Its pages may be shorter, and empty."""
+    set_ones: dict[str, Any] = {key: value or None for key, value in query.items()}
+    http, rows = NodeHttp(node), list[Any]()
+    answer = http.read("v1", "stored", kind, **set_ones, limit=limit, cursor=cursor)
+    rows += answer["stored"]
+    while len(rows) < limit and answer["next"] is not None:
+        left, place = limit - len(rows), answer["next"]
+        answer = http.read("v1", "stored", kind, **set_ones, limit=left, cursor=place)
+        rows += answer["stored"]
+    if as_json:
+        output.data(output.as_json({**answer, "stored": rows}))
         return
-    output.table(("id", "shard"), answer["stored"])
+    output.table(("id", "shard"), rows)
     if answer["next"] is not None:
         output.note(f"there are more: --cursor '{answer['next']}'")
 

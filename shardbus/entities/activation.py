@@ -169,14 +169,20 @@ class StopRequest:
         )
 
 
+TIMERS_MIN = 16
+"""Timers of an entity below which those that were cancelled are not looked for."""
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class Extras:
     """The state that few entities need: timers, a stash, piped work, an idle timeout of their own,
     a stop request, the error of a start that is not tried again, failures, the last failure of a
     start, failures of their own timers, former objects, and reminders."""
 
-    timers: list[tuple[float, asyncio.TimerHandle]] = field(default_factory=list)
-    """Timers that are set, each with its time: a handle of uvloop need not know it."""
+    timers: dict[object, asyncio.TimerHandle] = field(default_factory=dict)
+    """Timers that are set, each by a key of its own, and some that were cancelled."""
+    timers_max: int = TIMERS_MIN
+    """With more timers than this, those that were cancelled are forgotten."""
     stash: list[Message] = field(default_factory=list)
     stashed: bool = False
     """The message being handled was put aside and has no answer yet."""
@@ -207,18 +213,17 @@ class Extras:
         stashed, self.stashed = self.stashed, False
         return stashed
 
-    def add_timer(self, timer: asyncio.TimerHandle, delay: float) -> asyncio.TimerHandle:
-        """Keep a timer, so that it is cancelled with the activation. Forget expired timers once
-        there are 16."""
-        now = asyncio.get_running_loop().time()
-        if len(self.timers) >= 16:
-            self.timers = [(at, t) for at, t in self.timers if not t.cancelled() and at > now]
-        self.timers.append((now + delay, timer))
-        return timer
+    def add_timer(self, key: object, timer: asyncio.TimerHandle) -> None:
+        """Keep a timer, in the place of the former one with this key, so that it is cancelled with
+        the activation. Once it fires, it is taken out of `timers`, or set again."""
+        self.timers[key] = timer
+        if len(self.timers) > self.timers_max:
+            self.timers = {k: kept for k, kept in self.timers.items() if not kept.cancelled()}
+            self.timers_max = max(TIMERS_MIN, 2 * len(self.timers))
 
     def cancel_timers(self) -> None:
         """Cancel every timer."""
-        for _, timer in self.timers:
+        for timer in self.timers.values():
             timer.cancel()
         self.timers.clear()
 

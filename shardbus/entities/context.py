@@ -21,10 +21,11 @@ import contextvars
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime
 from functools import partial
+from math import floor
 from typing import Any, Protocol, TypeVar, overload
 
 from shardbus.config.options import checked_seconds
-from shardbus.entities.activation import Activation, LifeState
+from shardbus.entities.activation import Activation, Extras, LifeState
 from shardbus.entities.deferred import DeferredWork
 from shardbus.entities.deliveries import EntityDeliveries
 from shardbus.entities.entity_type import BEHAVIOUR, EntityType, StopReason, addressed
@@ -228,27 +229,31 @@ class Context:
         """
         activation, host = self._acting("schedule_once"), self._host
         delay = checked_seconds("delay", delay)
-        method, payload = self._addressed(message)
-        fires = partial(host.tell_self, activation, method, payload, host.timer_cause(), delay)
-        timer = host.loop.call_later(delay, fires, context=host.outside)
-        return activation.more().add_timer(timer, delay)
+        (method, payload), cause = self._addressed(message), host.timer_cause()
+        extras, key = activation.more(), object()
+        tells = partial(host.tell_self, activation, method, payload, cause, delay)
+        timer = host.loop.call_later(delay, _fire, extras, key, tells, context=host.outside)
+        extras.add_timer(key, timer)
+        return timer
 
     def schedule(self, interval: float, message: object) -> None:
-        """Send `message`, as it is now, every `interval` seconds until the activation ends.
-        `interval`: a number from 0.001. Otherwise as `schedule_once`."""
+        """Send `message`, as it is now, every `interval` seconds until the activation ends. Moments
+        that pass while this node's loop is held up are left out. `interval`: a number from 0.001.
+        Otherwise as `schedule_once`."""
         activation, host = self._acting("schedule"), self._host
         interval = checked_seconds("interval", interval, INTERVAL_MIN_S)
         (method, payload), cause = self._addressed(message), host.timer_cause()
 
-        def begin() -> None:
-            timer = host.loop.call_later(interval, again, context=host.outside)
-            activation.more().add_timer(timer, interval)
+        def begin(at: float) -> None:
+            timer = host.loop.call_at(at, again, at, context=host.outside)
+            activation.more().add_timer(again, timer)
 
-        def again() -> None:
-            begin()  # first: the message may end the entity, and this timer with it
+        def again(at: float) -> None:
+            # First: the message may end the entity, and this timer with it.
+            begin(following(at, interval, host.loop.time()))
             host.tell_self(activation, method, payload, cause)
 
-        begin()
+        begin(host.loop.time() + interval)
 
     async def remind(
         self,
@@ -493,3 +498,16 @@ def key_of(context: Context) -> str:
 
 def _stale(context: Context, what: str) -> StaleActivation:
     return StaleActivation(context.entity_type, key_of(context), context.fence, what)
+
+
+def _fire(extras: Extras, key: object, tells: Callable[[], None]) -> None:
+    """Take a timer out that fires once, and send its message."""
+    extras.timers.pop(key, None)
+    tells()
+
+
+def following(at: float, interval: float, now: float) -> float:
+    """Return the first moment after `now` of those that follow `at` by whole intervals. So timers
+    keep their rate, and those of many entities stay apart after a moment that held all of them
+    up."""
+    return at + interval * max(floor((now - at) / interval) + 1, 1)

@@ -36,7 +36,8 @@ class InTurns(Generic[T]):
         return bool(self._waiting)
 
     def add(self, items: Iterable[T]) -> None:
-        """Visit these, behind those that wait; the first of them at once, if none wait."""
+        """Visit these, behind those that wait; the first of them at once, if none were visited in
+        this turn: of many calls in one turn, as for each of many shards, only the first visits."""
         self._waiting.extend(items)
         if self._next is None and self._waiting:
             self._turn()
@@ -51,7 +52,6 @@ class InTurns(Generic[T]):
     def _turn(self) -> None:
         waiting, self._next = self._waiting, None
         some = [waiting.popleft() for _ in range(min(self._at_once, len(waiting)))]
-        if waiting:
-            self._next = self._loop.call_soon(self._turn)
         if some:
+            self._next = self._loop.call_soon(self._turn)
             self._visit(some)

@@ -42,6 +42,7 @@ from shardbus.config.settings import ShardingSettings
 from shardbus.deliveries.record import encode_firing
 from shardbus.entities.activation import Activation, LifeState, Shard
 from shardbus.entities.entity_type import EntityType, absent
+from shardbus.entities.in_turns import InTurns
 from shardbus.entities.own_messages import WorkHost, has_own, order, send_own
 from shardbus.entities.passivation_settings import duration
 from shardbus.entities.supervision import StateLoader
@@ -98,6 +99,8 @@ PAUSE_MIN_S = 0.1
 CLAIM_S = 5.0
 """Seconds for which the start of an entity waits for the shard's fence."""
 SPAN_MAX_S = 3e8
+WAKES_AT_ONCE = 64
+"""Entities that are woken in one turn of the loop: at midnight all of a type may be due."""
 NEAR_S = 1.5
 """A due moment that is nearer has a timer of its own; a sweep of each second looks for others."""
 FIRING: ContextVar[Entry | None] = ContextVar("shardbus firing", default=None)
@@ -199,6 +202,7 @@ class Reminding:
         self._pause_max = settings.shard_failure_backoff
         self._shards: dict[Shard, ShardReminders] = {}
         self._tasks = TaskSet()
+        self._wakes = InTurns(host.loop, self._wake_each, WAKES_AT_ONCE)
         self._timer: tuple[float, asyncio.TimerHandle] | None = None
         self.counts = ReminderCounts()
 
@@ -218,6 +222,7 @@ class Reminding:
     def stop(self) -> None:
         """Cancel everything: the node ends."""
         self._tasks.cancel()
+        self._wakes.stop()
         if self._timer is not None:
             self._timer[1].cancel()
         self._shards.clear()
@@ -297,7 +302,7 @@ class Reminding:
             if isinstance(effect, ReadIndex):
                 self._tasks.spawn(self._load(entry, effect), self._host.loop)
             else:
-                self._wake(entry, effect)
+                self._wakes.add([(entry, effect)])
         deadline = entry.schedule.deadline()
         if deadline is not None:
             self._arm(max(0.001, (deadline - self.now()) / 1000))
@@ -326,6 +331,10 @@ class Reminding:
         return sum(entry.schedule.held for entry in self._shards.values())
 
     # ---- firing
+
+    def _wake_each(self, wakes: list[tuple[ShardReminders, Wake]]) -> None:
+        for entry, wake in wakes:
+            self._wake(entry, wake)
 
     def _wake(self, entry: ShardReminders, wake: Wake) -> None:
         """Hand an entity the message by which it looks for due reminders."""

@@ -219,7 +219,7 @@ class Dispatcher:
         client's reports."""
         endpoint = self._endpoint
         if node in self._hosting_members() or node == endpoint.node:
-            self._not_allowed(session, f"departure notice about {node}")
+            endpoint.count_drop("early_notice")  # its sender has lost the link before this node
         elif not endpoint.is_member(node):
             endpoint.count_drop("late_notice")  # there is nothing left to end
         elif session.permissions.role is Role.NODE:

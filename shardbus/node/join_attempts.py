@@ -30,6 +30,9 @@ from shardbus.store.urls import family
 
 log = GuardedLog("shardbus.node")
 
+ONE_LIST = "the first seed founds the cluster: all nodes need the same list of seeds"
+"""The remedy if none of the seeds is a member."""
+
 
 class JoinAttempts:
     """The attempts of one node to join.
@@ -124,7 +127,7 @@ class JoinAttempts:
         waits = not (ended or self._is_member())
         waited = self._waits.update(broken() if waits else ())
         if waited is not None:
-            log.warning("in no cluster after %.0f s: %s", waited, self._waits.describe())
+            log.warning("in no cluster after %.0f s: %s", waited, self._ways())
         rejoining = self.rejoining if waits else None
         if rejoining is not None and (line := rejoining.line(self._loop.time())):
             log.warning("%s", line)
@@ -135,7 +138,13 @@ class JoinAttempts:
         if self._is_member():
             return ""
         downed = "" if self.rejoining is None else self.rejoining.describe(self._loop.time())
-        return "; ".join(filter(None, (downed, waits_for, self._waits.describe())))
+        return "; ".join(filter(None, (downed, waits_for, self._ways())))
+
+    def _ways(self) -> str:
+        """Return which ways do not work."""
+        by_list = self._discovery is None and self.rejoining is None
+        names_remedy = by_list and self._waits.finds_no_member
+        return self._waits.describe() + (f"; {ONE_LIST}" if names_remedy else "")
 
     async def close(self) -> None:
         """Make no further attempt."""

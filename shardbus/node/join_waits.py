@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from shardbus.backoff import doubling
 from shardbus.ids import Address
+from shardbus.membership.joining import NO_MEMBER
 from shardbus.membership.trials import BrokenLink
 from shardbus.task_set import TaskSet
 
@@ -74,6 +75,12 @@ class JoinWaits:
         shown = [self._text(link) for link in lasting[:NAMED_MAX]]
         more = len(lasting) - len(shown)
         return "; ".join([*shown, *([f"and {more} more"] if more else [])])
+
+    @property
+    def finds_no_member(self) -> bool:
+        """True if the node waits only for nodes which say that they are in no cluster."""
+        lasting = self._lasting(self._loop.time())
+        return bool(lasting) and all(link.why == NO_MEMBER for link in lasting)
 
     def close(self) -> None:
         """Look no more."""

@@ -1,6 +1,6 @@
 """Real nodes under faults: `python -m tests.chaos [--minutes 30] [--seed 1] [--store sentinel]`, or
 `make chaos`. The store is a Redis with Sentinels, a Redis `cluster`, a `postgres`, or
-`replicas` of the nodes.
+`replicas` of the nodes, with disks or in `memory`.
 
 The timeline is printed as it happens, the verdict at the end. The exit code is 0 if nothing is
 wrong, 1 if anything is, 130 after SIGINT or SIGTERM. Namespaces and disks are removed in each case;

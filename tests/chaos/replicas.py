@@ -129,14 +129,22 @@ class ReplicaStore(ChaosStore):
 
     async def totals(self, accounts: list[str]) -> dict[str, int]:
         """Start the replicas without nodes, and read their rows."""
-        url = f"{self.url}{','.join(map(str, self._addresses))}"
         for place, address in enumerate(self._addresses):
-            self._serve(place, address, url)
+            self._serve(place, address, self._outside)
         await self.whole()
+        return await self._read(accounts)
+
+    @property
+    def _outside(self) -> str:
+        """The URL of the replicas for who has none of them."""
+        scheme, _, query = self.url.partition("?")
+        addresses = ",".join(map(str, self._addresses))
+        return f"{scheme}{addresses}" + (f"?{query}" if query else "")
+
+    async def _read(self, accounts: list[str]) -> dict[str, int]:
         keys = SecuritySettings(secret=str(self._site.secret))
-        return await totals_in(
-            open_store(url, cluster="lab", timeout=10.0, security=keys), accounts
-        )
+        store = open_store(self._outside, cluster="lab", timeout=10.0, security=keys)
+        return await totals_in(store, accounts)
 
     def _serve(self, place: int, address: Address, url: str) -> None:
         words = ["store", "serve", "--cluster", "lab", "--host", address.host]
@@ -158,6 +166,19 @@ class ReplicaStore(ChaosStore):
             process.kill()
             process.wait()
         self._disks.close()
+
+
+class MemoryStore(ReplicaStore):
+    """The same without disks: a replica that ends forgets all, and gets it from the two others. So
+    the saves are read before the nodes leave."""
+
+    kinds = ReplicaStore.kinds - {Kind.DISK, Kind.WIPE}
+    url = "cluster://?durability=memory"
+    ends_with_nodes = True
+
+    async def totals(self, accounts: list[str]) -> dict[str, int]:
+        """Read the rows of the nodes' replicas."""
+        return await self._read(accounts)
 
 
 def is_whole(replicas: Sequence[dict[str, Any]]) -> bool:

@@ -520,13 +520,16 @@ class Chaos:
 
     async def _end(self) -> None:
         """Have all nodes leave, at once as replicas wait for each other, and read the store."""
+        accounts, stored = self._savers.accounts, dict[str, int]()
+        if self._store.ends_with_nodes:
+            stored = await self._store.totals(list(accounts))
         nodes = self._lab.live
         codes = await asyncio.gather(*(node.terminate() for node in nodes))
         for node, code in zip(nodes, codes, strict=True):
             if code not in (0, 7):
                 self.verdict.wrong.append(f"{node.name} left at the end with {code}")
-        accounts = self._savers.accounts
-        stored = await self._store.totals(list(accounts))
+        if not self._store.ends_with_nodes:
+            stored = await self._store.totals(list(accounts))
         broken = judge(accounts, stored, self._gaps)
         self.verdict.wrong += broken
         self._note(f"saves judged: {len(broken)} wrong")

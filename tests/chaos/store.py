@@ -75,6 +75,8 @@ class ChaosStore(Protocol):
     no_disks: str = ""
     seeds: tuple[str, ...] = ()
     """The seeds of every node; empty for nodes that run."""
+    ends_with_nodes: ClassVar[bool] = False
+    """The stored states go with the last nodes."""
 
     def settings(self, place: int) -> tuple[str, ...]:
         """Return the settings of a node at that place."""
@@ -85,7 +87,7 @@ class ChaosStore(Protocol):
         raise NotImplementedError
 
     async def totals(self, accounts: list[str]) -> dict[str, int]:
-        """Return the stored totals, once all nodes have left."""
+        """Return the stored totals, once all nodes have left, or before if these keep them."""
         return await stored_totals(self.url, accounts)
 
     async def begin(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from tests.chaos.cluster import ClusterStore
 from tests.chaos.postgres import PostgresChaosStore
-from tests.chaos.replicas import ReplicaStore
+from tests.chaos.replicas import MemoryStore, ReplicaStore
 from tests.chaos.store import ChaosStore, Site, StoreServers
 
 SENTINEL = "sentinel"
@@ -15,4 +15,5 @@ STORES: Mapping[str, Callable[[Site], ChaosStore]] = {
     "cluster": ClusterStore,
     "postgres": PostgresChaosStore,
     "replicas": ReplicaStore,
+    "memory": MemoryStore,
 }

@@ -138,12 +138,14 @@ class Terminal:
         return self.interrupt(running[-1])
 
     def interrupt(self, node: subprocess.Popen[str]) -> list[str]:
-        """Ctrl-C in the terminal of a node: its output until its end, without its log."""
+        """Ctrl-C in the terminal of a node: its output until its end, without its log, and without
+        the lines of a slow host about what it waits for."""
         node.send_signal(signal.SIGINT)
         _, log = node.communicate(timeout=PATIENCE_S)
         self.code = node.returncode
         assert self.code == 0, log
-        return [line for line in log.splitlines() if not line.startswith("{")]
+        apart = ("{", "shardbus: this node waits for ")
+        return [line for line in log.splitlines() if not line.startswith(apart)]
 
     def wait_for_departed(self) -> None:
         """Return when the node that was asked to leave has done so."""

@@ -7,8 +7,8 @@ import json
 from shardbus_cli.exit_codes import ExitCode
 
 
-def test_a_page_of_ids_is_listed(shell, url):
-    assert shell("state", "list", "cart", "--prefix", "a") == ExitCode.OK
+def test_ids_are_listed_up_to_the_limit(shell, url):
+    assert shell("state", "list", "cart", "--prefix", "a", "--limit", "1") == ExitCode.OK
     lines = shell.out.splitlines()
     assert lines[0].split() == ["ID", "SHARD"]
     assert lines[1].split() == ["a\\x1b[31mé", "7"]
@@ -19,10 +19,13 @@ def test_a_page_of_ids_is_listed(shell, url):
     assert json.loads(shell.out)["next"] is None
 
 
-def test_a_list_goes_on_behind_empty_pages(shell, url):
+def test_a_list_goes_on_behind_pages_that_are_short_or_empty(shell, url):
     assert shell("state", "list", "cart", "--prefix", "late") == ExitCode.OK
     assert "late" in shell.out
     assert "there are more" not in shell.err
+    assert shell("state", "list", "cart", "--limit", "2", "--json") == ExitCode.OK
+    answer = json.loads(shell.out)
+    assert (len(answer["stored"]), answer["next"]) == (2, None)
 
 
 def test_a_state_is_changed_by_the_operators_token(shell, url, monkeypatch):

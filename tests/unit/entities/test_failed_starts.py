@@ -243,7 +243,7 @@ async def test_a_failed_start_ends_what_it_began() -> None:
     await until(lambda: len(log.rows) > 4, "some tries")
     activation = failing(b, "e")
     assert activation.extras is not None
-    assert activation.extras.timers == []
+    assert activation.extras.timers == {}
 
 
 # Who does not stay
@@ -260,6 +260,7 @@ async def test_B79_an_unwanted_entity_that_fails_to_start_is_passivated_when_idl
     await turns(10)
     b.pass_ticks(99)
     failing(b, "e")
+    await turns()
     b.pass_ticks(101)
     assert b.activation("e") is None
     assert b.host.counts.stopped == {"passivation": 1}

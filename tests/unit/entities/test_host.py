@@ -376,6 +376,24 @@ async def test_a_shard_with_many_entities_stops_in_several_turns_if_there_is_tim
     assert b.host.counts.cut_off == 0
 
 
+async def test_many_shards_with_few_entities_stop_in_several_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host, "STOPPED_AT_ONCE", 2)
+    b = bench(log := Log())
+    for entity_id in "abcdefg":
+        b.host.start_shard(entity_id, 7)
+        b.host.set_arrivals(entity_id, True, None)
+        b.host.activate(b.host.shards[entity_id], entity_id)
+    await turns()
+    log.rows.clear()
+    b.host.stop_shards(list("abcdefg"), StopReason.HANDOFF)
+    stopped = [row[0] for row in log.rows if isinstance(row, tuple)]
+    assert len(stopped) <= 2
+    await until(lambda: sorted(b.down) == list("abcdefg"), "the shards' end")
+    assert b.host.counts.stopped == {"handoff": 7}
+
+
 async def test_entities_that_are_cut_off_before_their_turn_stop_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

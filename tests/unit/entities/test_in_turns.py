@@ -36,28 +36,38 @@ def in_turns(visit: Any, at_once: int) -> tuple[InTurns[int], Turns]:
     return InTurns(cast("asyncio.AbstractEventLoop", loop), visit, at_once), loop
 
 
-@given(st.lists(st.integers(0, 12), max_size=6), st.integers(1, 5))
+@given(st.lists(st.lists(st.integers(0, 12), max_size=4), max_size=6), st.integers(1, 5))
 def test_each_is_visited_once_in_order_and_never_too_many_in_a_turn(
-    sizes: list[int], at_once: int
+    turns: list[list[int]], at_once: int
 ) -> None:
+    """`turns`: for each turn, how many items each call adds."""
     visits: list[list[int]] = []
     work, loop = in_turns(visits.append, at_once)
-    number, added = 0, list[int]()
-    for size in sizes:
-        waits = bool(work)
-        items = list(range(number, number + size))
-        seen = len(visits)
-        work.add(items)
-        added += items
-        number += size
-        assert len(visits) - seen == (0 if waits else min(size, 1)), "the first ones at once"
-        assert len(loop.due) == bool(work)
+    added = 0
+    for sizes in turns:
+        goes_on, seen = bool(loop.due), len(visits)
+        for size in sizes:
+            work.add(range(added, added + size))
+            added += size
+        assert len(visits) - seen == (not goes_on and any(sizes)), "the first ones at once"
         loop.turn()
-    while work:
+        assert len(visits) - seen <= 2
+    while loop.due:
         loop.turn()
-    assert [item for some in visits for item in some] == added
-    assert all(len(some) <= at_once for some in visits)
-    assert not loop.due
+    assert [item for some in visits for item in some] == list(range(added))
+    assert all(0 < len(some) <= at_once for some in visits)
+    assert not work
+
+
+def test_of_many_calls_in_a_turn_only_the_first_visits() -> None:
+    """As for each of many shards that stop, with few entities each."""
+    visits: list[list[int]] = []
+    work, loop = in_turns(visits.append, 3)
+    for number in range(4):
+        work.add([number])
+    assert visits == [[0]]
+    loop.turn()
+    assert visits == [[0], [1, 2, 3]]
 
 
 def test_a_visit_that_fails_loses_its_own_part_only() -> None:

@@ -333,6 +333,7 @@ async def test_an_own_idle_timeout_that_is_no_duration_is_refused_at_the_call(wr
         activation.set_idle_timeout(wrong)
     b.pass_ticks(99)
     assert not log.gone
+    await turns()
     b.pass_ticks(1)
     assert log.gone == "e"
 

@@ -842,7 +842,7 @@ def _timers(b: Bench) -> int:
     """Timers of the loop that would call this host's entities."""
     loop: Any = asyncio.get_running_loop()
     return sum(
-        "schedule" in repr(handle) or "tell_self" in repr(handle)
+        "schedule" in repr(handle) or "_fire" in repr(handle)
         for handle in loop._scheduled
         if not handle.cancelled()
     )

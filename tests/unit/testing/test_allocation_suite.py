@@ -105,13 +105,13 @@ class Remembers:
     answer changes."""
 
     def __init__(self, about: str) -> None:
-        self.inner, self.about, self.asked = LeastShard(), about, Counter[str]()
+        self.inner, self.about, self.questions = LeastShard(), about, Counter[str]()
 
     def _others(self, about: str, candidates: Collection[NodeId]) -> list[NodeId]:
         """Return the candidates for an answer: without the first one after an odd number of the
         other question."""
-        self.asked[about] += 1
-        odd = sum(self.asked.values()) - self.asked[about]
+        self.questions[about] += 1
+        odd = sum(self.questions.values()) - self.questions[about]
         return sorted(candidates)[odd % 2 if about == self.about else 0 :]
 
     def allocate(
