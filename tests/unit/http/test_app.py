@@ -322,7 +322,7 @@ async def test_a_stream_without_events_gets_comments(node, monkeypatch):
     """A proxy ends a stream that is silent, often after a minute."""
     monkeypatch.setattr("shardbus.http.app.KEEP_ALIVE_S", 0.0)
     app = create_app(node.pages, HttpSettings())
-    sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    parts: list[bytes] = []
     scope = {"type": "http", "method": "GET", "path": "/v1/events", "headers": []}
     scope["query_string"] = b""
     never = asyncio.Event()
@@ -331,15 +331,18 @@ async def test_a_stream_without_events_gets_comments(node, monkeypatch):
         await never.wait()
         return {}
 
-    stream = asyncio.create_task(app(scope, receive, sent.put))
-    parts = b""
-    while parts.count(b": no event\n\n") < 3 or b"snapshot" not in parts:
-        parts += (await sent.get()).get("body", b"")
+    async def send(message: dict[str, Any]) -> None:
+        parts.append(message.get("body", b""))
+
+    stream = asyncio.create_task(app(scope, receive, send))
+    await until(lambda: parts.count(b": no event\n\n") > 2 or stream.done(), "comments")
+    assert not stream.done()
     node.more.set()
-    while b"MemberUp" not in parts:
-        parts += (await sent.get()).get("body", b"")
     await stream
-    assert parts.count(b"data: ") == 2
+    assert [part for part in parts if part.startswith(b"data: ")] == [
+        b'data: {"event":"snapshot"}\n\n',
+        b'data: {"event":"MemberUp"}\n\n',
+    ]
 
 
 async def test_a_client_that_disconnects_makes_room_for_another_stream(node):
