@@ -423,7 +423,10 @@ def _store(picture: Picture) -> Iterator[Finding]:
         if (url.startswith("memory:") and len(picture.answers) > 1) or (
             url.startswith("sqlite:") and len(hosts) > 1
         ):
-            yield Finding("store-not-shared", STORE, url, "is used by several members")
+            what = "is used by members at several addresses"
+            if url.startswith("memory:"):
+                what = "is another one in each member"
+            yield Finding("store-not-shared", STORE, url, what)
     for problem in {p: None for row in picture.answers.values() for p in _problems(row)}:
         name, _, why = problem.removeprefix(NOT_SERVING).partition(": ")
         if problem.startswith(NOT_SERVING):

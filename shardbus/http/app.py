@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from typing import assert_never
 from urllib.parse import unquote
@@ -30,9 +31,12 @@ from shardbus.http.errors import HANDLERS
 from shardbus.http.guard import Guard, check_operator, check_write
 from shardbus.http.page import AnyPage, Checks, Events, Json, NodePages, Source
 from shardbus.http.request_input import TargetCheck, read_json
+from shardbus.task_set import TaskSet
 
 ANSWER_DEADLINE_S = 4.5
 STREAMS_MAX = 20
+KEEP_ALIVE_S = 15.0
+"""Without an event, until a stream gets a comment."""
 BODY_MAX = 16 * 2**20
 BODY_SMALL = 2**16
 """A larger body is read in a thread, so that the loop goes on."""
@@ -84,12 +88,35 @@ class EventStreams:
         return StreamingResponse(self._lines(events), media_type="text/event-stream")
 
     async def _lines(self, events: Events) -> AsyncIterator[bytes]:
+        """Yield the events, and a comment where none comes for `KEEP_ALIVE_S`: a proxy ends a
+        stream that is silent, and a client whose machine is gone is noticed by writes alone."""
+        lines: asyncio.Queue[bytes] = asyncio.Queue(1)
+        reading = TaskSet()
         self.open += 1
         try:
-            async for event in events:
-                yield b"data: " + msgspec.json.encode(event) + b"\n\n"
+            reading.spawn(_read(events, lines), name="shardbus-events")
+            while True:
+                line = b": no event\n\n"
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(KEEP_ALIVE_S):
+                        line = await lines.get()
+                if not line:
+                    return
+                yield line
         finally:
             self.open -= 1
+            reading.cancel()
+
+
+async def _read(events: Events, lines: asyncio.Queue[bytes]) -> None:
+    """Put the events as lines, and an empty one at their end."""
+    try:
+        async for event in events:
+            await lines.put(b"data: " + msgspec.json.encode(event) + b"\n\n")
+    except Exception:
+        await lines.put(b"")
+        raise
+    await lines.put(b"")
 
 
 class PageEndpoint:

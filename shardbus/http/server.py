@@ -31,6 +31,7 @@ from shardbus.errors import ConfigError
 from shardbus.guarded_log import GuardedLog
 from shardbus.http.connections import BoundedConnections
 from shardbus.http.errors import error
+from shardbus.ids import Address
 from shardbus.task_set import watch
 
 log = GuardedLog("shardbus.http")
@@ -211,7 +212,7 @@ async def _bind(host: str, port: int) -> socket.socket:
         listener.close()
         reason = REASONS.get(failed.errno or 0, "the system refuses it")
         raise ConfigError(
-            f"cannot listen for HTTP on {host}:{port}: {reason}",
+            f"cannot listen for HTTP on {Address(host, port)}: {reason}",
             hint="choose another with --http-port (http.port) or http.host",
         ) from None
     return listener

@@ -7,6 +7,10 @@ the error of its group as an error of its own; it decides itself whether to load
 does not answer a group, the loads that waited behind it when it went fail with it: they have waited
 as long, and each group of them would take as long again.
 
+A group that was sent and got no answer may be too large for a server that limits its replies, as
+Redis does by `client-output-buffer-limit`. The next groups have half as many loads, and grow again
+after many that were answered (`GroupSize`). So each state is loaded that can be loaded alone.
+
 Source: docs/architecture.md.
 """
 
@@ -25,6 +29,39 @@ GROUP_LOADS = 128
 READERS = 2
 ALONGSIDE = 64
 """Loads that are worth a group of their own while another one is in flight."""
+
+
+GROWS_AFTER, GROWS_AFTER_MAX = 16, 1024
+"""Groups in a row that are answered before the next ones may have twice as many loads. The number
+doubles with each group that was too large, up to the second one."""
+
+
+class GroupSize:
+    """How many loads the next group may have."""
+
+    def __init__(self) -> None:
+        self.most = GROUP_LOADS
+        self._answered = 0
+        self._grows_after = GROWS_AFTER
+
+    def answered(self) -> None:
+        """Note that the store answered a group."""
+        if self.most == GROUP_LOADS:
+            return
+        self._answered += 1
+        if self._answered < self._grows_after:
+            return
+        self._answered = 0
+        self.most = min(2 * self.most, GROUP_LOADS)
+        if self.most == GROUP_LOADS:
+            self._grows_after = GROWS_AFTER
+
+    def lost(self, loads: int) -> None:
+        """Note that the store took a group of this many loads and did not answer it."""
+        if self.most < GROUP_LOADS:
+            self._grows_after = min(2 * self._grows_after, GROWS_AFTER_MAX)
+        self._answered = 0
+        self.most = max(1, min(self.most, loads) // 2)
 
 
 class Load(NamedTuple):
@@ -51,6 +88,7 @@ class LoadGroup:
         self._load_all = load_all
         self._waiting: deque[_Waiting] = deque()
         self._idle_readers = READERS
+        self._size = GroupSize()
         self._number = 0
         """The number of the last load."""
         self._tasks = TaskSet()
@@ -84,11 +122,15 @@ class LoadGroup:
         try:
             answers = await self._load_all([load for load, _, _ in group])
         except StoreUnavailable as e:
+            if not e.definite:
+                self._size.lost(len(group))
             while self._waiting and self._waiting[0][2] <= last:
                 group.append(self._waiting.popleft())
             answers = failures(e, len(group))
         except Exception as e:
             answers = [e] * len(group)
+        else:
+            self._size.answered()
         for (_, answer, _), loaded in zip(group, answers, strict=True):
             if answer.done():
                 continue
@@ -101,7 +143,7 @@ class LoadGroup:
         """Return the next group."""
         group: dict[str, _Waiting] = {}
         waiting, entity_type = self._waiting, ""
-        while waiting and len(group) < GROUP_LOADS:
+        while waiting and len(group) < self._size.most:
             load, answer, _ = waiting[0]
             if load.entity_id in group or (group and load.entity_type != entity_type):
                 break

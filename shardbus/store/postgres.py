@@ -97,7 +97,7 @@ class PostgresStore:
         self._link.on_new_server = call
 
     async def _prepare(self, connection: PostgresConnection, anew: bool) -> bool:
-        return await prepare(connection, self._schema, self._shown, anew)
+        return await prepare(connection, self._schema, anew)
 
     async def _check(self, create: bool) -> None:
         """Check the server over a connection of its own, and create the tables if asked.
@@ -112,7 +112,7 @@ class PostgresStore:
                 connection = (await self._connect()).connection
             if create:
                 async with asyncio.timeout(CREATE_S):
-                    await prepare(connection, self._schema, self._shown)
+                    await prepare(connection, self._schema)
             async with asyncio.timeout(self._timeout):
                 await check_server(connection, self._schema, self._shown, self._durability)
         except errors.ConfigError:

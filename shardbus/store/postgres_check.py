@@ -21,58 +21,67 @@ import asyncpg  # type: ignore[import-untyped]
 
 from shardbus.errors import ConfigError
 from shardbus.store import postgres_statements as sql
+from shardbus.store.postgres_errors import ServerTrouble, hidden_rows
 from shardbus.store.postgres_journal_statements import TABLES as JOURNAL_TABLES
 from shardbus.store.postgres_journals import prepare_journals
 from shardbus.store.postgres_urls import PostgresConnection
+from shardbus.store.trouble import Trouble
 
 OLDEST = 120_000
 REPEAT_S = 30.0
 
 
-async def prepare(
-    connection: PostgresConnection, schema: str, shown: str, anew: bool = False
-) -> bool:
+async def prepare(connection: PostgresConnection, schema: str, anew: bool = False) -> bool:
     """Create the tables that are missing. Returns whether any was. `anew`: some are known to be
     missing. May run beside others that do the same.
 
     Raises:
-        ConfigError: the tables belong to a newer shardbus, or the user may not create them.
+        ServerTrouble: the tables belong to a newer shardbus, the user may not create them, or the
+        server hides their rows.
     """
-    version = None if anew else await _version(connection, schema, shown)
+    version = None if anew else await _version(connection, schema)
     if version is None:
+        await _check_rows(connection, schema)
         try:
             exists = await connection.fetch(sql.HAS_SCHEMA, schema)
             create = "" if exists else f'{sql.CREATE_SCHEMA}"{schema}";'
             await connection.execute((sql.CREATE % create).replace("@", f'"{schema}".'))
             await prepare_journals(connection, schema)
         except asyncpg.InsufficientPrivilegeError as error:
-            raise ConfigError(
-                f"store.url: {shown} refuses to create the tables: {error}",
-                hint=await _remedy(connection, schema),
-            ) from None
+            what = f"refuses to create the tables: {error}"
+            raise ServerTrouble(Trouble(what, await _remedy(connection, schema))) from None
         return True
     if version > sql.SCHEMA_VERSION:
-        raise ConfigError(
-            f"store.url: the tables of {shown} have format {version}, this shardbus knows"
-            f" {sql.SCHEMA_VERSION}",
-            hint="upgrade shardbus, or name another schema: ?schema=NAME",
-        )
+        what = f"has tables of format {version}, this shardbus knows {sql.SCHEMA_VERSION}"
+        hint = "upgrade shardbus, or name another schema: ?schema=NAME"
+        raise ServerTrouble(Trouble(what, hint))
     await prepare_journals(connection, schema)
     return False
 
 
-async def _version(connection: PostgresConnection, schema: str, shown: str) -> int | None:
+async def _version(connection: PostgresConnection, schema: str) -> int | None:
     """Return the version of the tables, None if there are none."""
     try:
         rows = await connection.fetch(sql.VERSION.text(schema))
     except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
         return None
     except asyncpg.InsufficientPrivilegeError as error:
-        raise ConfigError(
-            f"store.url: {shown} refuses this user (42501): {error}",
-            hint=await _grants(connection, schema),
-        ) from None
+        what = f"refuses this user (42501): {error}"
+        raise ServerTrouble(Trouble(what, await _grants(connection, schema))) from None
     return max((row["number"] for row in rows), default=None)
+
+
+async def _check_rows(connection: PostgresConnection, schema: str) -> None:
+    """Check that the server shows all rows of the tables to this user. A policy would hide some
+    from reads, without an error: a journal would look empty.
+
+    Raises:
+        ServerTrouble: it does not.
+    """
+    tables = [*sql.TABLES, *JOURNAL_TABLES, "version"]
+    [row] = await connection.fetch(sql.HIDDEN_ROWS, schema, tables)
+    if row["names"]:
+        raise ServerTrouble(hidden_rows(f"hides rows of {row['names']} from this user"))
 
 
 async def _remedy(connection: PostgresConnection, schema: str) -> str:
@@ -101,7 +110,9 @@ async def check_server(
 
     Raises:
         ConfigError: the server is unfit, or refuses the user.
+        ServerTrouble: the server hides rows.
     """
+    await _check_rows(connection, schema)
     [row] = await connection.fetch(sql.SETTINGS.source, schema)
     judge(row, shown, durability)
     lacks = await connection.fetch(sql.RIGHTS.source, schema, [*sql.TABLES, *JOURNAL_TABLES])

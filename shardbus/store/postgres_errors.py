@@ -11,6 +11,7 @@ send it again, whether the server may have run it, and the remedy of an operator
 | `40001` `40P01` `55P03` `57014` | gave way to another statement, or was cancelled | the same |
 | `42P01` `3F000` | the tables are gone | is sent again, once they are created anew |
 | `53100` `53200` | the disk or the memory is full | fails at once |
+| `55000` | the database takes no connections, as during its restore | is sent again |
 | `28...` | the password, or the user, is not accepted | fails at once |
 | `3D000` | there is no such database | fails at once |
 | `42501` | the user may not use a table | fails at once |
@@ -25,7 +26,6 @@ from __future__ import annotations
 
 import asyncpg  # type: ignore[import-untyped]
 
-from shardbus.errors import ConfigError
 from shardbus.store.trouble import Trouble
 
 STANDBY = Trouble(
@@ -78,6 +78,12 @@ _STATES = {
 TABLES_GONE = ("42P01", "3F000")
 
 
+def hidden_rows(what: str) -> Trouble:
+    """Return the meaning of row-level security that applies to the user."""
+    hint = "ALTER TABLE ... DISABLE ROW LEVEL SECURITY, or give the user BYPASSRLS"
+    return Trouble(f"{what} (row-level security)", hint)
+
+
 class ServerTrouble(Exception):
     """A server that was reached, and cannot be used."""
 
@@ -90,8 +96,6 @@ def trouble_of(error: Exception) -> Trouble:
     """Return the meaning of the error."""
     if isinstance(error, ServerTrouble):
         return error.trouble
-    if isinstance(error, ConfigError):
-        return Trouble(error.message, error.hint)
     state = str(getattr(error, "sqlstate", None) or "")
     text = " ".join(str(error).split()).rstrip(".")
     if state in _STATES:
@@ -99,13 +103,20 @@ def trouble_of(error: Exception) -> Trouble:
     if state == "3D000":
         return Trouble(f"has no such database: {text}", "create it, or name another in store.url")
     if state == "42501":
+        if "row-level security" in text:
+            return hidden_rows(f"refuses this user (42501): {text}")
         hint = "the user needs USAGE on the schema and all rights on its tables"
         return Trouble(f"refuses this user (42501): {text}", hint)
+    if state == "55000":
+        hint = "see its log, and ALTER DATABASE ... ALLOW_CONNECTIONS true if it takes none"
+        return Trouble(f"is not ready (55000): {text}", hint, again=True)
     if state in TABLES_GONE:
         return Trouble(f"has lost the tables of the store: {text}", again=True)
     if "SSL" in text or "certificate" in text:
         hint = "check sslmode, sslrootcert, and the host name in the server's certificate"
         return Trouble(f"cannot be trusted: {text}", hint, again=True)
+    if isinstance(error, asyncpg.InternalClientError):
+        text = "the connection broke off"  # The client's own text names the states of its parser.
     lost = isinstance(error, OSError | asyncpg.InterfaceError | asyncpg.InternalClientError)
     if lost or state.startswith("08"):
         what = f"does not respond: {text}" if text else "does not respond"

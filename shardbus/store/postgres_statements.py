@@ -153,6 +153,13 @@ WHERE n.nspname = $1 AND c.relname = ANY($2::text[])
 ORDER BY 1, 2
 """)
 
+# $1 schema, $2 tables. Those whose rows the server filters for this user, by row-level security.
+HIDDEN_ROWS = """
+SELECT string_agg(c.relname, ', ' ORDER BY c.relname) AS names
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = $1 AND c.relname = ANY($2::text[]) AND pg_catalog.row_security_active(c.oid)
+"""
+
 _NOW = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 
 # $1 cluster, $2 a random text. Shows that the server takes writes. Returns the text that was

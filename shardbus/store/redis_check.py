@@ -59,8 +59,10 @@ async def check_server(
     except Exception as error:  # The client library's errors have no common root.
         if LACKS in trouble_of(error).what:
             raise _refused(shown, error) from None
-        cause = str(error) or f"no answer within {within:g} s"
+        cause = str(error).rstrip(".") or f"no answer within {within:g} s"
         hint = trouble_of(error).hint
+        if "closed by server" in cause:
+            hint += ", and name the server itself if a proxy that lacks its commands is between"
         raise StoreUnavailable(f"{shown} cannot be reached: {cause}", hint=hint) from None
     warnings = []
     for info in _servers(answer):

@@ -207,6 +207,9 @@ class RedisLink:
         self._session, self._shown = session, session.shown
         self._timeout = timeout
         self._durability: Durability | None = None
+        self._most = BATCH_CALLS
+        """Calls of the next batch: a quarter after one whose connection broke, because its replies
+        may be more than the server sends; twice as many after one that was answered."""
         self._waiting: deque[_Call] = deque()
         self._client: RedisClient | None = None
         self._task: asyncio.Task[None] | None = None
@@ -394,6 +397,7 @@ class RedisLink:
             trouble = trouble_of(error)
         self._trouble = trouble
         if not trouble.definite:
+            self._most = max(1, min(self._most, len(batch)) // 4)
             return batch
         for call in batch:
             call.in_doubt = call.was_in_doubt
@@ -406,7 +410,7 @@ class RedisLink:
     def _take(self) -> list[_Call]:
         batch: list[_Call] = []
         size = 0
-        while self._waiting and len(batch) < BATCH_CALLS and size < BATCH_BYTES:
+        while self._waiting and len(batch) < self._most and size < BATCH_BYTES:
             call = self._waiting.popleft()
             if not call.answer.done():
                 batch.append(call)
@@ -455,6 +459,7 @@ class RedisLink:
         """Answer the calls. Returns those that must be sent again."""
         again: list[_Call] = []
         self._trouble = None
+        self._most = min(2 * self._most, BATCH_CALLS)
         for call, reply in zip(batch, replies, strict=True):
             if call.answer.done():
                 continue
@@ -543,8 +548,11 @@ async def is_master(client: RedisClient) -> bool:
 
 
 async def _info(client: RedisClient, section: str, name: str) -> str:
-    """Return a field of INFO, empty if the server hides it."""
+    """Return a field of INFO, empty if the server hides it. A server that only has no time for an
+    answer, as while it runs a script of another user (BUSY), hides nothing: its error is raised."""
     [answer] = await _exchange(client, [("INFO", section)])
+    if isinstance(answer, Exception) and trouble_of(answer).again:
+        raise answer
     if isinstance(answer, dict):  # as the client library reads it
         return str(answer.get(name, ""))
     lines = answer.splitlines() if isinstance(answer, bytes) else ()

@@ -520,6 +520,39 @@ async def test_a_user_who_may_not_write_is_refused_with_the_remedy(
         assert revoked.value.definite
 
 
+async def test_a_user_who_may_not_create_is_named_once_in_an_error_of_a_call(
+    server: PostgresServer, schema: str, admin: Any
+) -> None:
+    await role(admin, "evicted")
+    url = server.url("evicted:hush", schema=schema)
+    await admin.execute(f"CREATE SCHEMA {schema} AUTHORIZATION evicted")
+    async with opened(url) as store:
+        await admin.execute(f"DROP SCHEMA {schema} CASCADE")
+        with pytest.raises(StoreUnavailable, match="refuses to create the tables") as refused:
+            await store.save_states([save("a", 1, b"x", 1)])
+    assert str(refused.value).count("postgresql://") == 1
+
+
+async def test_rows_that_the_server_hides_are_refused(
+    server: PostgresServer, store: PostgresStore, schema: str, admin: Any
+) -> None:
+    await role(admin, "tenant")
+    await admin.execute(f"GRANT USAGE ON SCHEMA {schema} TO tenant")
+    await admin.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO tenant")
+    url = server.url("tenant:hush", schema=schema)
+    async with opened(url) as other:
+        assert await other.save_states([save("a", 1, b"x", 1)]) == [None]
+        for table in ("entity", "journal_entry", "version"):
+            await admin.execute(f"ALTER TABLE {schema}.{table} ENABLE ROW LEVEL SECURITY")
+        with pytest.raises(StoreUnavailable, match=r"row-level security.*BYPASSRLS") as refused:
+            await other.save_states([save("a", 1, b"y", 2)])
+        assert refused.value.definite
+    hidden = "hides rows of entity, journal_entry, version"
+    with pytest.raises(ConfigError, match=f"{hidden}.*BYPASSRLS"):
+        await PostgresStore(url, "shop", timeout=LONG_S).start()
+    assert await store.save_states([save("a", 2, b"y", 2)]) == [None]  # A superuser sees all rows.
+
+
 async def test_a_wrong_password_and_a_missing_database_are_named_at_once(
     server: PostgresServer, admin: Any
 ) -> None:
@@ -602,7 +635,9 @@ async def test_tables_of_a_newer_shardbus_are_refused(
     store: PostgresStore, url: str, schema: str, admin: Any
 ) -> None:
     await admin.execute(f"INSERT INTO {schema}.version VALUES (99)")
-    with pytest.raises(ConfigError, match="have format 99, this shardbus knows 1; upgrade"):
+    with pytest.raises(
+        ConfigError, match="has tables of format 99, this shardbus knows 1; upgrade"
+    ):
         await PostgresStore(url, "shop", timeout=LONG_S).start()
 
 

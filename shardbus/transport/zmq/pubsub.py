@@ -183,7 +183,7 @@ class PubSubSockets:
             sockets.end_context(self._context, 0)
             self._context = None
             raise ConfigError(
-                f"cannot listen for gossip on {bind_host}:{port}: {why}",
+                f"cannot listen for gossip on {Address(bind_host, port)}: {why}",
                 hint="choose another with --gossip-port (node.gossip_port), which is the port of "
                 "messages + 1 by default",
             ) from None

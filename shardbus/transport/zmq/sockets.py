@@ -172,7 +172,7 @@ def bind_router(
         why = "it is taken" if e.errno == zmq.EADDRINUSE else str(e.strerror)
         hint = "choose another with --port (node.port), or set node.host to one of this machine"
         raise ConfigError(
-            f"cannot listen for messages on {host}:{port}: {why}", hint=hint
+            f"cannot listen for messages on {Address(host, port)}: {why}", hint=hint
         ) from None
     return socket
 

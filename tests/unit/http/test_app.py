@@ -318,6 +318,33 @@ async def test_events_come_as_they_happen_and_only_so_many_may_listen(node):
     assert (await answered.get())["status"] == 200, "streams that have ended make room"
 
 
+async def test_a_stream_without_events_gets_comments(node, monkeypatch):
+    """A proxy ends a stream that is silent, often after a minute."""
+    monkeypatch.setattr("shardbus.http.app.KEEP_ALIVE_S", 0.0)
+    app = create_app(node.pages, HttpSettings())
+    parts: list[bytes] = []
+    scope = {"type": "http", "method": "GET", "path": "/v1/events", "headers": []}
+    scope["query_string"] = b""
+    never = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        await never.wait()
+        return {}
+
+    async def send(message: dict[str, Any]) -> None:
+        parts.append(message.get("body", b""))
+
+    stream = asyncio.create_task(app(scope, receive, send))
+    await until(lambda: parts.count(b": no event\n\n") > 2 or stream.done(), "comments")
+    assert not stream.done()
+    node.more.set()
+    await stream
+    assert [part for part in parts if part.startswith(b"data: ")] == [
+        b'data: {"event":"snapshot"}\n\n',
+        b'data: {"event":"MemberUp"}\n\n',
+    ]
+
+
 async def test_a_client_that_disconnects_makes_room_for_another_stream(node):
     app = create_app(node.pages, HttpSettings())
     scope = {"type": "http", "method": "GET", "path": "/v1/events", "headers": []}

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 
 import pytest
 
 from shardbus.errors import StaleFence, StoreUnavailable
-from shardbus.store.load_group import GROUP_LOADS, Load, Loaded, LoadGroup
+from shardbus.store.load_group import (
+    GROUP_LOADS,
+    GROWS_AFTER,
+    GROWS_AFTER_MAX,
+    GroupSize,
+    Load,
+    Loaded,
+    LoadGroup,
+)
 from tests.waiting import turns
 
 
@@ -140,3 +149,61 @@ async def test_a_cancelled_load_leaves_the_others_alone(store: Script, group: Lo
     assert await first == b"a"
     await turns()
     assert store.sizes == [2]
+
+
+class Limited(Script):
+    """Its server sends at most `most` states at a time, and ends the connection before more."""
+
+    most = 8
+
+    async def load_all(self, loads: Sequence[Load]) -> list[Loaded]:
+        self.error = StoreUnavailable("no answer") if len(loads) > self.most else None
+        return await super().load_all(loads)
+
+
+async def test_groups_become_small_enough_for_a_server_that_limits_its_replies() -> None:
+    store = Limited()
+    group = LoadGroup(store.load_all)
+    missing = {f"e{n}" for n in range(GROUP_LOADS)}
+    tries = 0
+    while missing:
+        tries += 1
+        ids = sorted(missing)
+        loads = [group.load("cart", "0", each, 10) for each in ids]
+        results = await asyncio.gather(*loads, return_exceptions=True)
+        failed = [isinstance(result, StoreUnavailable) for result in results]
+        missing = set(itertools.compress(ids, failed))
+        assert tries < 10
+    assert len(store.groups[-1]) <= store.most
+
+
+async def test_groups_that_were_refused_keep_their_size(store: Script, group: LoadGroup) -> None:
+    """A full server has not tried to answer."""
+    store.error = StoreUnavailable("is full", definite=True)
+    for _ in range(2):
+        loads = [group.load("cart", "0", f"e{n}", 10) for n in range(GROUP_LOADS)]
+        await asyncio.gather(*loads, return_exceptions=True)
+    assert [len(each) for each in store.groups] == [GROUP_LOADS] * 2
+
+
+def test_groups_grow_again_and_ever_later_while_they_meet_the_limit() -> None:
+    size = GroupSize()
+    size.lost(GROUP_LOADS)
+    assert size.most == GROUP_LOADS // 2
+    size.lost(GROUP_LOADS // 2)
+    waits: list[int] = []
+    for _ in range(12):
+        before, answered = size.most, 0
+        while size.most == before:
+            size.answered()
+            answered += 1
+        waits.append(answered)
+        size.lost(size.most)
+    assert waits == [min(GROWS_AFTER * 2**n, GROWS_AFTER_MAX) for n in range(1, 13)]
+
+
+def test_a_load_that_is_not_answered_alone_is_tried_alone() -> None:
+    size = GroupSize()
+    for _ in range(20):
+        size.lost(1)
+    assert size.most == 1

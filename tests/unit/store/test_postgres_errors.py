@@ -33,7 +33,14 @@ from shardbus.store.postgres_errors import READ_ONLY, ServerTrouble, ends_connec
         (asyncpg.InternalServerError("x\ny."), "an error: x y", False, True, False),
         (ValueError("x"), "an error: x", False, False, True),
         (ServerTrouble(READ_ONLY), "takes no writes", True, True, True),
-        (ConfigError("no", hint="do"), "no", False, True, True),
+        (asyncpg.InternalClientError("state 13"), "the connection broke", True, False, True),
+        (
+            asyncpg.ObjectNotInPrerequisiteStateError("x"),
+            "is not ready (55000): x",
+            True,
+            True,
+            False,
+        ),
         (OSError("certificate verify failed"), "cannot be trusted", True, True, True),
     ],
 )

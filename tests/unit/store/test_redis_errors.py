@@ -3,10 +3,15 @@ in doubt."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from redis import exceptions as redis_errors
 
+from shardbus.errors import StoreUnavailable
+from shardbus.store.redis_check import check_server
 from shardbus.store.redis_errors import trouble_of
+from tests.unit.store.store_suite import LONG_S
 
 IN_SCRIPT = " script: 2f7521fb5789ffff2c4cb29d39671875e258bcbc, on @user_script:23."
 OLD_SCRIPT = "Error running script (call to f_x): @user_script:15: @user_script: 15: -"
@@ -75,3 +80,22 @@ def test_a_server_that_wants_a_certificate_of_the_client_has_a_remedy_of_its_own
     hint = trouble_of(redis_errors.ConnectionError(alert)).hint
     assert hint is not None
     assert "ssl_certfile" in hint
+
+
+class ProxiedClient:
+    """A proxy without scripts ends the connection at the first one."""
+
+    async def execute_command(self, *args: Any) -> Any:
+        raise redis_errors.ConnectionError("Connection closed by server.")
+
+    def pipeline(self, transaction: Any = True) -> Any:
+        raise AssertionError("each command goes alone")
+
+    async def aclose(self) -> None: ...
+
+
+async def test_a_proxy_that_lacks_commands_is_named_as_a_cause() -> None:
+    with pytest.raises(StoreUnavailable) as raised:
+        await check_server(ProxiedClient(), "k", "redis://r", "cache", within=LONG_S)
+    assert "closed by server; check the server" in str(raised.value)
+    assert "a proxy that lacks its commands" in str(raised.value)

@@ -12,6 +12,7 @@ from redis.exceptions import (
     AuthenticationError,
     ConnectionError,  # noqa: A004
     NoScriptError,
+    ResponseError,
 )
 
 from shardbus.errors import StoreUnavailable
@@ -60,6 +61,28 @@ async def test_a_call_that_is_given_up_while_its_link_connects_is_not_sent() -> 
     await link.close()
 
 
+class BusyClient(Client):
+    """The server runs a script of another user."""
+
+    async def exchange(self, commands: Sequence[Any]) -> list[Any]:
+        return [ResponseError("BUSY Redis is busy running a script.") for _ in commands]
+
+
+async def test_a_busy_server_is_not_taken_for_another_one() -> None:
+    """It answers INFO with an error, too, and its run id stays unknown."""
+    clients: list[Client] = [LosingClient(), BusyClient(), BusyClient(), BusyClient()]
+    met: list[str] = []
+    session = RedisSession("s" * 10, "redis://r")
+    session.on_new_server = lambda: met.append("another")
+    connected = Client()
+    connected.connects.set()
+    link = RedisLink(lambda: clients.pop(0) if clients else connected, session, timeout=LONG_S)
+    link.open()
+    assert await link.call(LOAD_STATES, ["a"]) == [b"1"]
+    assert (clients, met) == ([], [])
+    await link.close()
+
+
 class LosingClient(Client):
     """Its connection is lost before the first answer to a script."""
 
@@ -71,6 +94,30 @@ class LosingClient(Client):
         if commands[0][0] != "INFO":
             raise ConnectionError("Connection closed by server.")
         return await super().exchange(commands)
+
+
+class FullClient(Client):
+    """The server ends the connection rather than answer more than four calls at a time."""
+
+    most = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.connects.set()
+
+    async def exchange(self, commands: Sequence[Any]) -> list[Any]:
+        if len(commands) > self.most:
+            raise ConnectionError("Connection closed by server.")
+        return await super().exchange(commands)
+
+
+async def test_batches_become_small_enough_for_a_server_that_limits_its_replies() -> None:
+    link = RedisLink(FullClient, RedisSession("s" * 10, "redis://r"), timeout=LONG_S)
+    link.open()
+    keys = [f"k{n}" for n in range(100)]
+    replies = await asyncio.gather(*(link.call(LOAD_STATES, [key]) for key in keys))
+    assert replies == [[b"1"]] * len(keys)
+    await link.close()
 
 
 class RefusedClient(Client):

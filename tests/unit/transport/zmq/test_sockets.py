@@ -223,6 +223,16 @@ def test_a_taken_port_says_what_to_do(context: zmq.Context[zmq.Socket[bytes]]) -
             bind_router(context, "127.0.0.1", port, b"n1")
 
 
+def test_an_ipv6_address_that_is_taken_has_brackets(
+    context: zmq.Context[zmq.Socket[bytes]],
+) -> None:
+    def taken(*_: object) -> None:
+        raise zmq.ZMQError(zmq.EADDRINUSE)
+
+    with pytest.raises(ConfigError, match=r"on \[::1\]:7355: it is taken"):
+        bind_router(context, "::1", 7355, b"n1", binds=taken)
+
+
 def test_a_library_with_known_holes_is_refused() -> None:
     require_libzmq((4, 3, 5))
     require_libzmq((5, 0, 0))
