@@ -4,6 +4,9 @@ repeated one keeps its rate."""
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
+from contextvars import ContextVar
 
 import pytest
 from hypothesis import given
@@ -127,3 +130,30 @@ def test_the_next_moment_is_the_first_of_its_rate(at: float, interval: float, de
     assert after > at
     assert after >= at + delay - 1e-6
     assert after <= max(at, at + delay) + interval + 1e-6
+
+
+class Request:
+    """A large object of one message."""
+
+
+REQUEST: ContextVar[Request] = ContextVar("request")
+
+
+async def test_a_timer_holds_nothing_of_the_handler_that_has_set_it() -> None:
+    class Served(Entity):
+        request: weakref.ref[Request]
+
+        @handler
+        async def serve(self) -> None:
+            request = Request()
+            REQUEST.set(request)
+            self.request = weakref.ref(request)
+            self.context.schedule(3600.0, "serve")
+            self.context.schedule_once(3600.0, "serve")
+
+    web = ShardBus("shop")
+    web.entity("web")(Served)
+    b = Bench(web)
+    await b.ask("e", "serve")
+    gc.collect()
+    assert b.entity("e").request() is None
