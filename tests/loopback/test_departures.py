@@ -189,7 +189,7 @@ async def test_a_notice_about_a_member_is_ignored(nodes: Nodes) -> None:
     assert len(homes) == 2
     before = first.endpoint.sessions()
     client._endpoint.departures.announce(second.me)
-    await until(lambda: first.endpoint.dropped_frames == {"not_allowed": 1}, "the refusal")
+    await until(lambda: first.endpoint.dropped_frames == {"early_notice": 1}, "the refusal")
     assert first.endpoint.sessions() == before
 
 

@@ -271,7 +271,7 @@ async def test_a_departure_notice(two: Lab, forger: Forger, of: str) -> None:
         forger.become_node()
     for node in two.ids:
         forger.control(Goodbye(node), "")
-    await two.refused("not_allowed" if of == "client" else "not_a_member", 2)
+    await two.refused("early_notice" if of == "client" else "not_a_member", 2)
 
 
 # Peers without a handshake, and many
