@@ -197,10 +197,15 @@ class FragmentAssembly:
         self._parts.append(part)
         self._size += len(part) + PART_WEIGHT
         if self._size > BODY_BYTES_MAX + BODY_BYTES_MAX // PART_BYTES * PART_WEIGHT:
-            self.take()
+            self.clear()
             raise RemoteProtocolError(f"parts of more than {BODY_BYTES_MAX} bytes")
 
     def take(self) -> bytes:
         """Return the whole batch and start the next."""
-        body, self._parts, self._size = b"".join(self._parts), [], 0
+        body = b"".join(self._parts)
+        self.clear()
         return body
+
+    def clear(self) -> None:
+        """Drop the parts that have arrived."""
+        self._parts, self._size = [], 0

@@ -116,6 +116,7 @@ class SessionLink:
         """End the link. Returns the batches that may or may not have arrived, and those that were
         never handed to the connection."""
         self._step(LinkState.ENDED)
+        self.assembly.clear()
         sent = self.window.sent
         numbered, queued = self._fragments.clear()
         rows = sorted(self.window.clear() + numbered)

@@ -231,6 +231,13 @@ async def test_parts_that_never_end_are_refused() -> None:
     assert assembly.take() == b""
 
 
+async def test_parts_of_a_session_that_has_ended_are_dropped() -> None:
+    _, b = pair()
+    b.session.on_frame(FrameType.PART, 1, 0, bytes(PART_BYTES))
+    b.session.close(GONE)
+    assert b.session.link.assembly.take() == b""
+
+
 async def test_parts_that_make_no_batch_block_nothing() -> None:
     _, b = pair()
     b.session.on_frame(FrameType.PART, 1, 0, b"\xc1")
