@@ -20,8 +20,6 @@ from shardbus.sharding.region.incoming_moves import IncomingMoves
 from shardbus.sharding.region.outgoing_moves import OutgoingMoves
 from shardbus.sharding.region.route import BufferedMessage, RouteBuffers
 from shardbus.sharding.table import ShardHomeAllocated, ShardHomeDeallocated, TableEvent
-from shardbus.transport.drop_reports import DropTallies
-from shardbus.transport.session import Session
 
 Patch = pytest.MonkeyPatch
 
@@ -48,13 +46,6 @@ def a_new_home_keeps_no_direct_message(patch: Patch) -> None:
 
 def what_a_mode_drops_is_not_counted(patch: Patch) -> None:
     patch.setattr(OutgoingMoves, "_reject", lambda self, shard, messages: None)
-
-
-def drops_of_forwarded_tells_are_reported_to_the_forwarding_node(patch: Patch) -> None:
-    def nearest(self: DropTallies, session: Session, via: int) -> int:
-        return session.mark or self.mark(session)
-
-    patch.setattr(DropTallies, "mark_forwarded", nearest)
 
 
 def acknowledgements_are_lost_and_awaited_for_ever(patch: Patch) -> None:

@@ -59,13 +59,6 @@ PLANTED = (
         late=True,
     ),
     PlantedInMoves(0, defects.what_a_mode_drops_is_not_counted, ("I3", "account"), "drop"),
-    PlantedInMoves(
-        262,
-        defects.drops_of_forwarded_tells_are_reported_to_the_forwarding_node,
-        ("told",),
-        "drop",
-        kills=True,
-    ),
     PlantedInMoves(0, defects.acknowledgements_are_lost_and_awaited_for_ever, ("I9", "I11")),
     PlantedInMoves(0, defects.what_is_carried_is_what_was_carried_first, ("carry",)),
     PlantedInMoves(
