@@ -438,21 +438,15 @@ class ReplicaServer:
             if isinstance(answer, WITH_VALUE):
                 weight += length_of(answer.value)
                 if weight > REPLY_BYTES:
-                    self._reply(connection, ring, [], answers[begin : place + 1], [])
+                    self._reply(connection, ring, answers[begin : place + 1])
                     begin, weight = place + 1, 0
-        self._reply(connection, ring, yes, answers[begin:], full)
+        if yes or full or begin < len(answers):
+            self._reply(connection, ring, answers[begin:], full, yes)
 
-    def _reply(
-        self,
-        connection: bytes,
-        ring: int,
-        yes: list[int],
-        answers: list[tuple[int, msg.Answer]],
-        full: list[int],
-    ) -> None:
-        if yes or answers or full:
-            body = encode_reply(self._disk.id, answers, full, yes)
-            self._send(connection, ReplicaFrame.REPLY, body, ring)
+    def _reply(self, connection: bytes, ring: int, *parts: Sequence[Any]) -> None:
+        """Send a frame. `parts`: as `encode_reply` takes them."""
+        body = encode_reply(self._disk.id, *parts)
+        self._send(connection, ReplicaFrame.REPLY, body, ring)
 
     # ---- other replicas
 
